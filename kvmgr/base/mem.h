@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_BASE_MEM_H
+#define KVF_BASE_MEM_H
+
+/**
+ * @file
+ * The memory kind table: host, shm, cuda and fake memory are rows of it. Rows live in transceiver/mem/.
+ */
+
+#include "kvmgr/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum kvf_mem_type {
+    KVF_MEM_HOST, /**< anonymous pages of this process */
+    KVF_MEM_SHM,  /**< shared memory made through UCX, which a peer on this machine may map */
+    KVF_MEM_CUDA, /**< device memory */
+    KVF_MEM_FAKE  /**< tests: an address range without memory behind most of it */
+} kvf_mem_type_t;
+
+struct kvf_mem_kind;
+
+/** One range of memory of some kind. */
+typedef struct kvf_mem {
+    uint8_t *base; /**< readable by the CPU only when kind->host_access */
+    uint64_t bytes;
+    const struct kvf_mem_kind *kind;
+    void *priv; /**< the row's own */
+} kvf_mem_t;
+
+/** A row. All functions: agent thread only. */
+typedef struct kvf_mem_kind {
+    const char *name; /**< as in the configuration: host | shm | cuda | fake */
+    kvf_mem_type_t type;
+    bool host_access; /**< the CPU may read and write base */
+    void *ctx;        /**< the row's own, borrowed */
+    /**
+     * @param bytes       > 0.
+     * @param[out] mem_p  Zeroed memory aligned to at least 4096 bytes; the caller gives it back with free.
+     * @return KVF_OK, KVF_ERR_NO_MEMORY (the text names bytes and what to raise), KVF_ERR_UNSUPPORTED.
+     */
+    kvf_status_t (*alloc)(const struct kvf_mem_kind *kind, uint64_t bytes, kvf_mem_t *mem_p,
+                          kvf_detail_t *detail);
+    /** Give memory back; nothing may use it any more. An empty kvf_mem_t is allowed. */
+    void (*free)(kvf_mem_t *mem);
+} kvf_mem_kind_t;
+
+#endif
