@@ -50,6 +50,12 @@ typedef struct kvf_layout {
     kvf_layer_group_t groups[KVF_MAX_GROUPS];
 } kvf_layout_t;
 
+/** A block table of one group: entry i is the slot that holds tokens [i*t, (i+1)*t), or -1. Borrowed memory. */
+typedef struct kvf_table {
+    const int32_t *slots;
+    int64_t n_blocks;
+} kvf_table_t;
+
 /** @return Bytes of one element. @thread any */
 KVF_API uint32_t kvf_dtype_bytes(kvf_dtype_t dtype);
 

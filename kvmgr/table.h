@@ -11,13 +11,8 @@
 
 #include "kvmgr/base/alloc.h"
 #include "kvmgr/capacity.h"
+#include "kvmgr/layout.h"
 #include "kvmgr/window.h"
-
-/** Entry i is the slot that holds tokens [i*t, (i+1)*t), or -1. Borrowed memory. */
-typedef struct kvf_table {
-    const int32_t *slots;
-    int64_t n_blocks;
-} kvf_table_t;
 
 /** One block that travels. */
 typedef struct kvf_pair {
