@@ -5,8 +5,8 @@
 /**
  * @file
  * Block tables by ordinal, which of their entries travel, and how two sides' entries meet.
- * An entry keeps its index: a result is pairs, never a shortened list. Source: docs/placement.md "Ordinals",
- * "Selection", "Pairing".
+ * An entry keeps its index: a result is pairs, never a shortened list. Source: docs/placement.md
+ * "Ordinals", "Selection", "Pairing".
  */
 
 #include "kvmgr/base/alloc.h"
@@ -34,6 +34,8 @@ typedef struct kvf_wanted {
     int64_t from;     /**< floor(C / t); prompt_blocks when C = P */
     kvf_cp_t context; /**< checked, size >= 1 */
     kvf_cp_t generation;
+    kvf_cp_t
+        shared; /**< the ordinals that both ranks hold, as one rank's share; size 0: none at all */
 } kvf_wanted_t;
 
 /**
@@ -51,17 +53,22 @@ KVF_CHECK kvf_status_t kvf_wanted_init(const kvf_lengths_t *lengths, int64_t tok
                                        kvf_cp_t context, kvf_cp_t generation,
                                        kvf_wanted_t *wanted_p, kvf_detail_t *detail);
 
+/** @return What is live on one side, cached or not: the rule for kvf_table_check() and
+ * kvf_select().
+ *  @thread any  @cost O(1) */
+kvf_wanted_t kvf_wanted_live(const kvf_wanted_t *wanted, bool is_source);
+
 /** @return The smallest wanted ordinal >= ordinal, or prompt_blocks when there is none.
  *  @thread any  @cost O(1) */
 int64_t kvf_wanted_next(const kvf_wanted_t *wanted, int64_t ordinal);
 
-/** @return How many ordinals are wanted. @thread any  @cost O(1) without context parallelism */
+/** @return How many ordinals are wanted. @thread any  @cost O(1) */
 int64_t kvf_wanted_count(const kvf_wanted_t *wanted);
 
 /**
  * Check a table against its request: slots >= -1, no slot bound to two live ordinals.
  *
- * @param live   Which ordinals are live on that side (stale entries may dangle).
+ * @param live   kvf_wanted_live() of that side (stale entries, and other ranks', may dangle).
  * @param side, group  For the text.
  * @return KVF_OK, KVF_ERR_INVALID, KVF_ERR_NO_MEMORY (one scratch array).
  * @thread any  @cost O(blocks)
@@ -71,9 +78,10 @@ KVF_CHECK kvf_status_t kvf_table_check(const kvf_table_t *table, const kvf_wante
                                        const kvf_alloc_t *alloc, kvf_detail_t *detail);
 
 /**
- * One side's selection: live ordinals that are bound, ascending. (Cached tokens do not matter here.)
+ * One side's selection: live ordinals that are bound, ascending. (Cached tokens do not matter
+ * here.)
  *
- * @param live         Whose `from` is 0.
+ * @param live         kvf_wanted_live() of that side.
  * @param is_source    Which field of the pairs gets the slot; the other one becomes -1.
  * @param[out] pairs   Room for kvf_wanted_count(live) pairs.
  * @return How many were written.
@@ -90,8 +98,9 @@ typedef struct kvf_pairing {
 } kvf_pairing_t;
 
 /**
- * Pair two sides by ordinal. A live ordinal below `from` (cached) that is unbound at the receiver is missing there
- * too. Nothing is refused here: the caller decides by what is missing (strict or skip).
+ * Pair two sides by ordinal. A live ordinal below `from` (cached) that is unbound at the receiver
+ * is missing there too. Nothing is refused here: the caller decides by what is missing (strict or
+ * skip).
  *
  * @param[out] pairs                NULL to count only, or room for kvf_wanted_count() pairs.
  * @param[out] missing_source       NULL, or room for kvf_wanted_count() ordinals.
