@@ -4,7 +4,8 @@
 
 /**
  * @file
- * The header of a data chunk: where its bytes want to go. Fixed size, little-endian; the receiver trusts none of it.
+ * The header of a data chunk: where its bytes want to go. Fixed size, little-endian; the receiver
+ * trusts none of it.
  */
 
 #include "kvmgr/base/status.h"

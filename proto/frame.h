@@ -4,8 +4,9 @@
 
 /**
  * @file
- * Frames of the control channel: a 16-byte header (magic "KVFR", type u16, flags u16 = 0, payload length u32,
- * reserved u32 = 0; little-endian) and a payload. The length is checked against the cap before anything is allocated.
+ * Frames of the control channel: a 16-byte header (magic "KVFR", type u16, flags u16 = 0, payload
+ * length u32, reserved u32 = 0; little-endian) and a payload. The length is checked against the cap
+ * before anything is allocated.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -30,11 +31,12 @@ typedef enum kvf_frame_type {
 const char *kvf_frame_type_name(kvf_frame_type_t type);
 
 /** Write a header. @param payload_bytes  Below 2^32. @thread any */
-void kvf_frame_header(kvf_frame_type_t type, uint32_t payload_bytes, uint8_t header[KVF_FRAME_HEADER_BYTES]);
+void kvf_frame_header(kvf_frame_type_t type, uint32_t payload_bytes,
+                      uint8_t header[KVF_FRAME_HEADER_BYTES]);
 
 /**
- * Cuts a byte stream into frames. Holds at most one partial frame; grows as bytes arrive, never by what a header
- * announces. One thread.
+ * Cuts a byte stream into frames. Holds at most one partial frame; grows as bytes arrive, never by
+ * what a header announces. One thread.
  */
 typedef struct kvf_frame_parser {
     const kvf_alloc_t *alloc;
@@ -42,23 +44,35 @@ typedef struct kvf_frame_parser {
     uint8_t *buf;       /**< what has arrived of the current frame, header first */
     size_t used;
     size_t room;
+    bool complete; /**< the frame in buf was handed out; the next call starts over */
 } kvf_frame_parser_t;
 
-/** @param cap_bytes  Longest payload. Frees with kvf_frame_parser_cleanup(). */
-void kvf_frame_parser_init(kvf_frame_parser_t *parser, const kvf_alloc_t *alloc, uint64_t cap_bytes);
+/**
+ * Start with an empty stream; allocates nothing.
+ *
+ * @param parser     kvf_frame_parser_cleanup() it.
+ * @param alloc      Borrowed until then.
+ * @param cap_bytes  Longest payload.
+ */
+void kvf_frame_parser_init(kvf_frame_parser_t *parser, const kvf_alloc_t *alloc,
+                           uint64_t cap_bytes);
+
+/** Free what a parser holds. A zeroed one is allowed. */
 void kvf_frame_parser_cleanup(kvf_frame_parser_t *parser);
 
 /**
  * Take bytes until one frame is complete or they are used up.
  *
  * @param[in,out] data_p, bytes_p  Advanced past what was taken.
- * @param[out] type_p, payload_p, payload_bytes_p  A complete frame (then *payload_p lives until the next call), written only when
- *                        *have_p is true.
- * @return KVF_OK; KVF_ERR_PROTOCOL (magic, unknown type, flags); KVF_ERR_TOO_LARGE (payload over the cap); KVF_ERR_NO_MEMORY.
- *         After an error the connection must be closed.
+ * @param[out] have_p  Whether a frame is complete; false means that all bytes were taken.
+ * @param[out] type_p, payload_p, payload_bytes_p  Of that frame, written only with *have_p true;
+ *                     *payload_p lives until the next call.
+ * @return KVF_OK; KVF_ERR_PROTOCOL (magic, unknown type, flags); KVF_ERR_TOO_LARGE (payload over
+ *         the cap); KVF_ERR_NO_MEMORY. After an error the connection must be closed.
  */
-KVF_CHECK kvf_status_t kvf_frame_parse(kvf_frame_parser_t *parser, const uint8_t **data_p, size_t *bytes_p, bool *have_p,
-                                       kvf_frame_type_t *type_p, const uint8_t **payload_p, size_t *payload_bytes_p,
+KVF_CHECK kvf_status_t kvf_frame_parse(kvf_frame_parser_t *parser, const uint8_t **data_p,
+                                       size_t *bytes_p, bool *have_p, kvf_frame_type_t *type_p,
+                                       const uint8_t **payload_p, size_t *payload_bytes_p,
                                        kvf_detail_t *detail);
 
 #endif

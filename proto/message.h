@@ -4,8 +4,9 @@
 
 /**
  * @file
- * Messages (proto/kvferry.proto, compiled by protobuf-c to kvferry.pb-c.h) to frames and back. Unpacking goes through an
- * allocator that stops at a small multiple of the payload's length, so that a hostile message cannot swell.
+ * Messages (proto/kvferry.proto, compiled by protobuf-c to kvferry.pb-c.h) to frames and back.
+ * Unpacking goes through an allocator that stops at a small multiple of the payload's length, so
+ * that a hostile message cannot swell.
  */
 
 #include "kvferry.pb-c.h"
@@ -13,27 +14,48 @@
 #include "proto/frame.h"
 #include "proto/types.h"
 
+/** Sentences (of Refuse, Abort, Bye) are cut here when they come in; odd bytes become '?'. */
+#define KVF_SENTENCE_BYTES 400
+
 /**
  * Make a whole frame of a message.
  *
+ * @param type          The message's own.
  * @param message       The generated struct's base.
  * @param[out] frame_p  Header and payload, allocated from alloc; the caller frees it.
  * @return KVF_OK; KVF_ERR_TOO_LARGE (payload over cap_bytes); KVF_ERR_NO_MEMORY.
  * @thread any
  */
-KVF_CHECK kvf_status_t kvf_message_pack(const kvf_alloc_t *alloc, kvf_frame_type_t type, const ProtobufCMessage *message,
-                                        uint64_t cap_bytes, uint8_t **frame_p, size_t *bytes_p);
+KVF_CHECK kvf_status_t kvf_message_pack(const kvf_alloc_t *alloc, kvf_frame_type_t type,
+                                        const ProtobufCMessage *message, uint64_t cap_bytes,
+                                        uint8_t **frame_p, size_t *bytes_p);
 
 /**
  * Unpack a payload of a known type (not hello: see proto/hello.h).
  *
- * @param[out] message_p  kvf_message_free() it with the same alloc. Lengths of arrays that must agree do, transfer ids have
- *                        their 16 bytes, required sub-messages are there, statuses are known ones.
+ * @param[out] message_p  kvf_message_free() it with the same alloc. Lengths of arrays that must
+ *                        agree do, transfer ids have their 16 bytes, required sub-messages are
+ *                        there, statuses are known failures, texts are printable; groups, ordinals,
+ *                        slots, layers and token counts are within the limits of this version.
  * @return KVF_OK; KVF_ERR_PROTOCOL (the text names the field); KVF_ERR_NO_MEMORY.
  * @thread any
  */
-KVF_CHECK kvf_status_t kvf_message_unpack(const kvf_alloc_t *alloc, kvf_frame_type_t type, const uint8_t *payload,
-                                          size_t bytes, ProtobufCMessage **message_p, kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_message_unpack(const kvf_alloc_t *alloc, kvf_frame_type_t type,
+                                          const uint8_t *payload, size_t bytes,
+                                          ProtobufCMessage **message_p, kvf_detail_t *detail);
+
+/**
+ * The first half of kvf_message_unpack(): bounded in memory, but only the encoding is checked. For
+ * proto/hello.c.
+ *
+ * @param type            A known one.
+ * @param[out] message_p  kvf_message_free() it with the same alloc.
+ * @return KVF_OK, KVF_ERR_PROTOCOL, KVF_ERR_NO_MEMORY.
+ * @thread any
+ */
+KVF_CHECK kvf_status_t kvf_message_decode(const kvf_alloc_t *alloc, kvf_frame_type_t type,
+                                          const uint8_t *payload, size_t bytes,
+                                          ProtobufCMessage **message_p, kvf_detail_t *detail);
 
 /** NULL is allowed. @thread any */
 void kvf_message_free(const kvf_alloc_t *alloc, ProtobufCMessage *message);

@@ -8,10 +8,13 @@
  */
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #define KVF_INCARNATION_BYTES 16
+/** Longest name, address or request id that travels, without its zero. */
+#define KVF_TEXT_BYTES 128
 
 /** 128 random bits per agent start. */
 typedef struct kvf_incarnation {
@@ -26,6 +29,22 @@ typedef struct kvf_transfer_id {
 
 static inline bool kvf_incarnation_equal(const kvf_incarnation_t *a, const kvf_incarnation_t *b) {
     return memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
+}
+
+/** @return Whether a byte is printable ASCII (space included), in every locale. @thread any */
+static inline bool kvf_byte_printable(char byte) {
+    return byte >= 0x20 && byte <= 0x7e;
+}
+
+/** @return Whether a text is min_bytes..max_bytes printable bytes, safe in a log. @thread any */
+static inline bool kvf_text_ok(const char *text, size_t min_bytes, size_t max_bytes) {
+    size_t bytes = strnlen(text, max_bytes + 1);
+    for (size_t i = 0; i < bytes; i++) {
+        if (!kvf_byte_printable(text[i])) {
+            return false;
+        }
+    }
+    return bytes >= min_bytes && bytes <= max_bytes;
 }
 
 #endif
