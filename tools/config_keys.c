@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/config_keys.h"
+
+#include "tools/presets.h"
+
+#include <string.h>
+
+#define DAY_MS UINT64_C(86400000)
+#define KIB UINT64_C(1024)
+#define GIB (KIB * KIB * KIB)
+#define PATH_BYTES 64
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define AT(field) offsetof(kvf_config_t, field)
+
+static const kvf_key_t keys[] = {
+    {"instance", KVF_KEY_TEXT, "", NULL,
+     "name of this node, unique in the cluster; empty: its role, as in prefill-0", 0, 128, NULL,
+     NULL, AT(instance)},
+    {"http.listen", KVF_KEY_TEXT, "127.0.0.1:8200", NULL,
+     "address of the HTTP interface; port 0 picks a free one", 1, 255, NULL, NULL, AT(http_listen)},
+    {"control.listen", KVF_KEY_TEXT, "127.0.0.1:9200", NULL,
+     "address of the control channel, loopback in this version; port 0 picks a free one", 1, 255,
+     NULL, NULL, AT(control_listen)},
+    {"control.key_file", KVF_KEY_TEXT, "cluster.key", NULL,
+     "32 random bytes that all nodes share (kvferry keygen); relative to this file's folder", 1,
+     4095, NULL, NULL, AT(key_file)},
+    {"peers", KVF_KEY_LIST, "", NULL,
+     "allow-list of instances or host:port; empty: whoever proves the cluster key", 1, 255, NULL,
+     NULL, AT(peers)},
+    {"model.preset", KVF_KEY_CHOICE, "gemma-3-270m", NULL,
+     "whose KV cache this is; both sides need the same one", 0, 0, kvf_preset_names, NULL,
+     AT(preset)},
+    {"model.tokens_per_block", KVF_KEY_NUMBER, "32", "tokens", "tokens of one page", 16, 128,
+     LIST("16", "32", "64", "128"), NULL, AT(tokens_per_block)},
+    {"pool.memory", KVF_KEY_CHOICE, "shm", NULL, "kind of memory of the pages", 0, 0,
+     LIST("host", "shm", "cuda"), LIST("host", "shm"), AT(memory)},
+    {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL, "all pages together; shared by the layer groups",
+     4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
+    {"mover.kind", KVF_KEY_CHOICE, "auto", NULL, "what carries the bytes", 0, 0,
+     LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "ucx"), AT(mover)},
+    {"mover.direction", KVF_KEY_CHOICE, "push", NULL, "who moves; the receiver's setting counts", 0,
+     0, LIST("push", "pull"), LIST("push"), AT(direction)},
+    {"ucx.tls", KVF_KEY_TEXT, "auto", NULL, "UCX transports; auto: posix,tcp,self", 1, 255, NULL,
+     NULL, AT(ucx_tls)},
+    {"ucx.devices", KVF_KEY_TEXT, "auto", NULL,
+     "UCX network devices; auto: what control.listen uses", 1, 255, NULL, NULL, AT(ucx_devices)},
+    {"engine.kind", KVF_KEY_CHOICE, "synthetic", NULL, "who writes the pages", 0, 0,
+     LIST("synthetic"), NULL, AT(engine)},
+    {"engine.prefill_tokens_per_s", KVF_KEY_NUMBER, "0", "tokens per second",
+     "speed of one request's prefill; 0: as fast as it can", 0, UINT64_C(1) << 40, NULL, NULL,
+     AT(prefill_tokens_per_s)},
+    {"engine.chunk_tokens", KVF_KEY_NUMBER, "0", "tokens",
+     "length of a prefill chunk; 0: whole prompt", 0, UINT64_C(1) << 40, NULL, LIST("0"),
+     AT(chunk_tokens)},
+    {"prefix_cache", KVF_KEY_BOOL, "false", NULL,
+     "keep pages of past requests for later ones (true is not in this version)", 0, 0, NULL,
+     LIST("false"), AT(prefix_cache)},
+    {"verify", KVF_KEY_CHOICE, "bytes", NULL,
+     "what a decode node checks after a transfer, besides the digests", 0, 0,
+     LIST("bytes", "attention", "off"), LIST("bytes", "off"), AT(verify)},
+    {"aux", KVF_KEY_CHOICE, "cached", NULL,
+     "manager of the attention tables (none in this version, so it has no effect yet)", 0, 0,
+     LIST("cached", "plain"), LIST("cached"), AT(aux)},
+    {"limits.transfers", KVF_KEY_NUMBER, "256", "transfers", "live requests; more are answered 429",
+     1, 65536, NULL, NULL, AT(max_transfers)},
+    {"limits.request_timeout_ms", KVF_KEY_NUMBER, "30000", "milliseconds",
+     "time of a request that names none", 1, DAY_MS, NULL, NULL, AT(request_timeout_ms)},
+    {"limits.lease_ms", KVF_KEY_NUMBER, "30000", "milliseconds",
+     "how long a finished prefill waits for its decode node", 1, DAY_MS, NULL, NULL, AT(lease_ms)},
+    {"limits.quarantine_ms", KVF_KEY_NUMBER, "10000", "milliseconds",
+     "wait for proof that nothing touches a page, before it counts as poisoned", 1, DAY_MS, NULL,
+     NULL, AT(quarantine_ms)},
+    {"limits.frame_bytes", KVF_KEY_SIZE, "16MiB", NULL, "longest control frame that is accepted",
+     64 * KIB, GIB, NULL, NULL, AT(frame_bytes)},
+    {"heartbeat.period_ms", KVF_KEY_NUMBER, "250", "milliseconds", "between two heartbeats", 1,
+     DAY_MS, NULL, NULL, AT(heartbeat_ms)},
+    {"heartbeat.suspect_ms", KVF_KEY_NUMBER, "1000", "milliseconds",
+     "silence that makes a peer suspect", 1, DAY_MS, NULL, NULL, AT(suspect_ms)},
+    {"heartbeat.lost_ms", KVF_KEY_NUMBER, "2000", "milliseconds", "silence that makes a peer lost",
+     1, DAY_MS, NULL, NULL, AT(lost_ms)},
+    {"log.level", KVF_KEY_CHOICE, "info", NULL, "lines on stderr", 0, 0,
+     LIST("error", "warn", "info", "debug", "trace"), NULL, AT(log_level)},
+};
+
+_Static_assert(sizeof(keys) / sizeof(keys[0]) <= KVF_CONFIG_MAX_KEYS, "raise KVF_CONFIG_MAX_KEYS");
+
+const kvf_key_t *kvf_config_keys(size_t *n_p) {
+    *n_p = sizeof(keys) / sizeof(keys[0]);
+    return keys;
+}
+
+const kvf_key_t *kvf_config_find(const char *path) {
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        if (strcmp(keys[i].path, path) == 0) {
+            return &keys[i];
+        }
+    }
+    return NULL;
+}
+
+bool kvf_config_is_section(const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        if (strncmp(keys[i].path, name, length) == 0 && keys[i].path[length] == '.') {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Levenshtein's distance; longer texts count up to PATH_BYTES - 1 characters. */
+static unsigned edit_distance(const char *a, const char *b) {
+    unsigned row[PATH_BYTES];
+    size_t n = strnlen(b, PATH_BYTES - 1);
+    for (size_t j = 0; j <= n; j++) {
+        row[j] = (unsigned)j;
+    }
+    for (size_t i = 0; i < PATH_BYTES - 1 && a[i] != '\0'; i++) {
+        unsigned diagonal = row[0];
+        row[0] = (unsigned)i + 1;
+        for (size_t j = 0; j < n; j++) {
+            unsigned best = diagonal + (a[i] != b[j]);
+            diagonal = row[j + 1];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j + 1] = diagonal + 1 < best ? diagonal + 1 : best;
+        }
+    }
+    return row[n];
+}
+
+const char *kvf_config_nearest(const char *path, char *buf, size_t cap) {
+    unsigned best = PATH_BYTES;
+    size_t best_idx = 0, best_length = 0;
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        /* The key, its section, and its name alone: the section may be what is missing. */
+        const char *dot = strchr(keys[i].path, '.');
+        size_t length = strlen(keys[i].path);
+        size_t section = dot == NULL ? length : (size_t)(dot - keys[i].path);
+        char prefix[PATH_BYTES];
+        (void)snprintf(prefix, sizeof(prefix), "%.*s", (int)section, keys[i].path);
+        const char *const names[] = {keys[i].path, prefix, dot == NULL ? prefix : dot + 1};
+        for (size_t k = 0; k < 3; k++) {
+            unsigned distance = edit_distance(path, names[k]);
+            if (distance < best) {
+                best = distance;
+                best_idx = i;
+                best_length = k == 1 ? section : length;
+            }
+        }
+    }
+    (void)snprintf(buf, cap, "%.*s", (int)best_length, keys[best_idx].path);
+    return buf;
+}
+
+static void join(const char *const *items, char *buf, size_t cap) {
+    size_t used = 0;
+    for (size_t i = 0; items[i] != NULL && used < cap; i++) {
+        used += (size_t)snprintf(buf + used, cap - used, "%s%s", i == 0 ? "" : " | ", items[i]);
+    }
+}
+
+void kvf_config_expected(const kvf_key_t *key, char *buf, size_t cap) {
+    char choices[256];
+    if (key->choices != NULL) {
+        join(key->choices, choices, sizeof(choices));
+        (void)snprintf(buf, cap, "one of %s", choices);
+        return;
+    }
+    switch (key->type) {
+    case KVF_KEY_BOOL:
+        (void)snprintf(buf, cap, "true or false");
+        break;
+    case KVF_KEY_NUMBER:
+        (void)snprintf(buf, cap, "a whole number of %s, %llu to %llu", key->unit,
+                       (unsigned long long)key->minimum, (unsigned long long)key->maximum);
+        break;
+    case KVF_KEY_SIZE:
+        (void)snprintf(buf, cap,
+                       "bytes, or a whole number with KiB, MiB, GiB or TiB, %llu to %llu bytes",
+                       (unsigned long long)key->minimum, (unsigned long long)key->maximum);
+        break;
+    case KVF_KEY_LIST:
+        (void)snprintf(buf, cap, "a list of texts");
+        break;
+    default:
+        (void)snprintf(buf, cap, "a text of %llu to %llu characters",
+                       (unsigned long long)key->minimum, (unsigned long long)key->maximum);
+        break;
+    }
+}
