@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transceiver/mover/ucx_context.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <ucs/debug/log_def.h>
+
+static _Thread_local kvf_ucx_scope_t *scope_of_thread;
+static pthread_once_t log_once = PTHREAD_ONCE_INIT;
+
+static kvf_log_level_t log_level(ucs_log_level_t level) {
+    if (level <= UCS_LOG_LEVEL_ERROR) {
+        return KVF_LOG_ERROR;
+    }
+    if (level == UCS_LOG_LEVEL_WARN) {
+        return KVF_LOG_WARN;
+    }
+    return level <= UCS_LOG_LEVEL_DEBUG ? KVF_LOG_DEBUG : KVF_LOG_TRACE;
+}
+
+/* UCX's own handler prints on stdout, where a command's JSON goes. */
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t
+on_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+       const ucs_log_component_config_t *comp, const char *message, va_list args) {
+    kvf_ucx_scope_t *scope = scope_of_thread;
+    char text[sizeof(scope->said)];
+    (void)file;
+    (void)line;
+    (void)function;
+    (void)comp;
+    (void)vsnprintf(text, sizeof(text), message, args);
+    if (scope == NULL) {
+        (void)fprintf(stderr, "kvferry %s ucx: %s\n", kvf_log_level_name(log_level(level)), text);
+        return UCS_LOG_FUNC_RC_STOP;
+    }
+    memcpy(scope->said, text, sizeof(text));
+    kvf_log(scope->log, log_level(level), "ucx: %s", text);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+/* Who asks UCX for a log file of its own keeps it. */
+static void take_log(void) {
+    if (getenv("UCX_LOG_FILE") == NULL) {
+        ucs_log_push_handler(on_log);
+    }
+}
+
+void kvf_ucx_scope_enter(kvf_ucx_scope_t *scope, const kvf_log_t *log) {
+    scope->log = log;
+    scope->outer = scope_of_thread;
+    scope->said[0] = '\0';
+    scope_of_thread = scope;
+}
+
+void kvf_ucx_scope_leave(kvf_ucx_scope_t *scope) {
+    scope_of_thread = scope->outer;
+}
+
+kvf_status_t kvf_ucx_status(ucs_status_t status) {
+    switch (status) {
+    case UCS_OK:
+        return KVF_OK;
+    case UCS_ERR_NO_MEMORY:
+    case UCS_ERR_NO_RESOURCE:
+        return KVF_ERR_NO_MEMORY;
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NOT_IMPLEMENTED:
+        return KVF_ERR_UNSUPPORTED;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_NO_DEVICE:
+        return KVF_ERR_INVALID;
+    case UCS_ERR_CANCELED:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_REJECTED:
+    case UCS_ERR_TIMED_OUT:
+    case UCS_ERR_UNREACHABLE:
+        return KVF_ERR_PEER_LOST;
+    default:
+        return KVF_ERR_IO;
+    }
+}
+
+const char *kvf_ucx_version(void) {
+    return ucp_get_version_string();
+}
+
+/* The interface that owns a numeric address, "" when none does (0.0.0.0: every one). */
+static void device_of(const char *host, char name[IF_NAMESIZE]) {
+    struct ifaddrs *all = NULL;
+    struct in6_addr want6;
+    struct in_addr want4;
+    bool is4 = inet_pton(AF_INET, host, &want4) == 1;
+    bool is6 = inet_pton(AF_INET6, host, &want6) == 1;
+    name[0] = '\0';
+    if (is4 && (ntohl(want4.s_addr) >> 24) == IN_LOOPBACKNET) {
+        (void)snprintf(name, IF_NAMESIZE, "lo"); /* 127.0.0.2 is not listed, yet it is there */
+        return;
+    }
+    if (getifaddrs(&all) != 0) {
+        return;
+    }
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        struct sockaddr_in in4;
+        struct sockaddr_in6 in6;
+        if (at->ifa_addr == NULL) {
+            continue;
+        }
+        if (is4 && at->ifa_addr->sa_family == AF_INET) {
+            memcpy(&in4, at->ifa_addr, sizeof(in4));
+            if (in4.sin_addr.s_addr != want4.s_addr) {
+                continue;
+            }
+        } else if (is6 && at->ifa_addr->sa_family == AF_INET6) {
+            memcpy(&in6, at->ifa_addr, sizeof(in6));
+            if (memcmp(&in6.sin6_addr, &want6, sizeof(want6)) != 0) {
+                continue;
+            }
+        } else {
+            continue;
+        }
+        (void)snprintf(name, IF_NAMESIZE, "%s", at->ifa_name);
+        break;
+    }
+    freeifaddrs(all);
+}
+
+/* Set one UCX option unless the environment names it. */
+static ucs_status_t configure(ucp_config_t *config, const char *name, const char *value) {
+    char variable[64];
+    (void)snprintf(variable, sizeof(variable), "UCX_%s", name);
+    if (getenv(variable) != NULL) {
+        return UCS_OK;
+    }
+    return ucp_config_modify(config, name, value);
+}
+
+static bool has_word(const char *list, const char *word) {
+    size_t bytes = strlen(word);
+    for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
+        if ((at == list || at[-1] == ',') && (at[bytes] == '\0' || at[bytes] == ',')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ucs_status_t configure_all(ucp_config_t *config, const kvf_ucx_config_t *wanted,
+                                  kvf_ucx_t *ucx) {
+    char device[IF_NAMESIZE] = "";
+    const char *devices = device;
+    const char *tls = getenv("UCX_TLS");
+    if (tls == NULL) {
+        tls = strcmp(wanted->tls, "auto") == 0 ? "posix,tcp,self" : wanted->tls;
+    }
+    (void)snprintf(ucx->tls, sizeof(ucx->tls), "%s", tls);
+    if (strcmp(wanted->devices, "auto") != 0) {
+        devices = wanted->devices;
+    } else {
+        device_of(wanted->listen_host, device);
+    }
+    const struct {
+        const char *name, *value;
+    } settings[] = {
+        {"TLS", tls},
+        {"NET_DEVICES", devices},
+        /* A chunk of the mover in one segment: it is handed over where it was received. */
+        {"TCP_TX_SEG_SIZE", "1m"},
+        {"TCP_RX_SEG_SIZE", "1m"},
+        /* Without tcp, shared memory is what must report broken paths. */
+        {"POSIX_ERROR_HANDLING", has_word(tls, "tcp") ? "" : "y"},
+        {"SYSV_ERROR_HANDLING", has_word(tls, "tcp") ? "" : "y"},
+    };
+    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+        if (settings[i].value[0] == '\0') {
+            continue;
+        }
+        ucs_status_t status = configure(config, settings[i].name, settings[i].value);
+        if (status != UCS_OK) {
+            return status;
+        }
+    }
+    return UCS_OK;
+}
+
+kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *alloc,
+                            const kvf_log_t *log, kvf_ucx_t **ucx_p, kvf_detail_t *detail) {
+    /* No remote memory access: with that feature anybody who can connect could write anywhere. */
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                                 .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+    kvf_ucx_scope_t scope;
+    ucp_config_t *settings = NULL;
+    unsigned major, minor, release;
+    ucs_status_t status;
+
+    (void)pthread_once(&log_once, take_log);
+    ucp_get_version(&major, &minor, &release);
+    if (major != UCP_API_MAJOR || minor < 13) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED, "ucx %s is too old: 1.13 is needed",
+                        ucp_get_version_string());
+    }
+    kvf_ucx_t *ucx = kvf_calloc(alloc, 1, sizeof(*ucx));
+    if (ucx == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the ucx context");
+    }
+    ucx->alloc = alloc;
+    ucx->log = log != NULL ? *log : (kvf_log_t){NULL, NULL, KVF_LOG_ERROR};
+
+    kvf_ucx_scope_enter(&scope, &ucx->log);
+    status = ucp_config_read(NULL, NULL, &settings);
+    if (status == UCS_OK) {
+        status = configure_all(settings, config, ucx);
+        if (status == UCS_OK) {
+            status = ucp_init(&params, settings, &ucx->context);
+        }
+        ucp_config_release(settings);
+    }
+    kvf_ucx_scope_leave(&scope);
+    if (status != UCS_OK) {
+        (void)kvf_fail(detail, KVF_OK, "ucx refuses tls \"%s\", devices \"%s\": %s%s%s", ucx->tls,
+                       config->devices, ucs_status_string(status), scope.said[0] ? "; " : "",
+                       scope.said);
+        kvf_free(alloc, ucx);
+        return kvf_ucx_status(status);
+    }
+    kvf_log(&ucx->log, KVF_LOG_INFO, "ucx %s, tls %s", ucp_get_version_string(), ucx->tls);
+    *ucx_p = ucx;
+    return KVF_OK;
+}
+
+void kvf_ucx_destroy(kvf_ucx_t *ucx) {
+    kvf_ucx_scope_t scope;
+    if (ucx == NULL) {
+        return;
+    }
+    kvf_ucx_scope_enter(&scope, &ucx->log);
+    ucp_cleanup(ucx->context);
+    kvf_ucx_scope_leave(&scope);
+    kvf_free(ucx->alloc, ucx);
+}
