@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transceiver/kvferry.h"
+#include "tools/command.h"
+
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_NAME 32
+
+static int run_unbuilt(int argc, char **argv) {
+    const struct argp argp = {.doc = "This build does not have the command yet."};
+    if (argp_parse(&argp, argc, argv, ARGP_NO_ARGS, &(int){0}, NULL) != 0) {
+        return KVF_EXIT_USAGE;
+    }
+    (void)fprintf(stderr, "%s: unsupported: not built yet; it comes with a later version\n",
+                  argv[0]);
+    return KVF_EXIT_FAILED;
+}
+
+static const kvf_command_t commands[] = {
+    {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
+    {"bench", "measure a mover between two processes (not built yet)", run_unbuilt},
+    {"sim", "run whole clusters under the simulator (not built yet)", run_unbuilt},
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void print_version(FILE *stream, struct argp_state *state) {
+    (void)state;
+    (void)fprintf(stream, "%s\n", kvf_version());
+}
+
+static void print_help(FILE *stream) {
+    (void)fprintf(stream, "Usage: kvferry COMMAND [OPTION...]\n"
+                          "Move the KV cache of requests from prefill to decode workers.\n\n");
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        (void)fprintf(stream, "  %-10s %s\n", commands[i].name, commands[i].help);
+    }
+    (void)fprintf(stream,
+                  "\n`kvferry COMMAND --help` tells the options of a command; `kvferry --version` "
+                  "the version.\nExit codes: 0 done, 1 it ran and failed, 2 wrong usage or "
+                  "configuration.\n");
+}
+
+static size_t min3(size_t a, size_t b, size_t c) {
+    size_t least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/* Letters to insert, delete or replace to make one name of the other. */
+static size_t edit_distance(const char *a, const char *b) {
+    size_t row[MAX_NAME + 1];
+    size_t n = strnlen(b, MAX_NAME);
+    for (size_t j = 0; j <= n; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (size_t j = 0; j < n; j++) {
+            size_t above = row[j + 1];
+            row[j + 1] = min3(above + 1, row[j] + 1, diagonal + (a[i] != b[j]));
+            diagonal = above;
+        }
+    }
+    return row[n];
+}
+
+static int fail_unknown(const char *name) {
+    const char *nearest = commands[0].name;
+    for (size_t i = 1; i < N_COMMANDS; i++) {
+        if (edit_distance(name, commands[i].name) < edit_distance(name, nearest)) {
+            nearest = commands[i].name;
+        }
+    }
+    (void)fprintf(stderr,
+                  "kvferry: there is no command %s; did you mean %s? `kvferry --help` lists all\n",
+                  name, nearest);
+    return KVF_EXIT_USAGE;
+}
+
+int main(int argc, char **argv) {
+    argp_err_exit_status = KVF_EXIT_USAGE;
+    argp_program_version_hook = print_version;
+    if (argc < 2) {
+        print_help(stderr);
+        return KVF_EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-?") == 0 || strcmp(name, "help") == 0) {
+        print_help(stdout);
+        return KVF_EXIT_DONE;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        print_version(stdout, NULL);
+        return KVF_EXIT_DONE;
+    }
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            char full[MAX_NAME];
+            (void)snprintf(full, sizeof(full), "kvferry %s", name);
+            argv[1] = full;
+            return commands[i].run(argc - 1, argv + 1);
+        }
+    }
+    return fail_unknown(name);
+}
