@@ -28,4 +28,7 @@ typedef struct kvf_command {
 /** `kvferry plan`: a dry run, what would be moved and why. @return As kvf_command_t.run. */
 int kvf_plan_main(int argc, char **argv);
 
+/** `kvferry replay`: drives nodes with a trace, as an orchestrator would. @return As kvf_command_t.run. */
+int kvf_replay_main(int argc, char **argv);
+
 #endif

@@ -21,6 +21,7 @@ static int run_unbuilt(int argc, char **argv) {
 
 static const kvf_command_t commands[] = {
     {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
+    {"replay", "drive prefill and decode nodes with a trace of requests", kvf_replay_main},
     {"bench", "measure a mover between two processes (not built yet)", run_unbuilt},
     {"sim", "run whole clusters under the simulator (not built yet)", run_unbuilt},
 };
