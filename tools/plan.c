@@ -366,10 +366,11 @@ static kvf_status_t plan_line(const json_t *line, json_t *missing, json_t **answ
             plan_group(&request, json_array_get(request.groups, i), names, groups, missing, detail);
     }
     if (status == KVF_OK && json_object_size(missing) > 0) {
-        status = kvf_fail(detail, KVF_ERR_UNCOVERED,
-                          "%zu of %zu groups have wanted blocks that are bound on one side only or "
-                          "nowhere (see missing); bind them, or ask for holes: skip",
-                          json_object_size(missing), json_array_size(groups));
+        status =
+            kvf_fail(detail, KVF_ERR_UNCOVERED,
+                     "%zu of %zu groups want blocks that have no page on one of the sides (see "
+                     "missing); bind them, or ask for holes: skip",
+                     json_object_size(missing), json_array_size(groups));
     }
     if (status == KVF_OK) {
         answer = request_answer(&request, groups);

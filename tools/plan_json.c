@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const char *type_name(const json_t *value) {
     static const char *const names[] = {
@@ -150,33 +149,42 @@ json_t *kvf_plan_refusal(kvf_status_t status, const kvf_detail_t *detail) {
                      message);
 }
 
+/* Text of the input on a terminal: control characters must not reach it. */
+static void print_text(FILE *out, const json_t *text) {
+    for (const char *at = json_string_value(text); at != NULL && *at != '\0'; at++) {
+        (void)fputc((unsigned char)*at < ' ' || *at == 0x7f ? '?' : *at, out);
+    }
+}
+
 static void print_missing(FILE *out, const char *title, const json_t *list) {
     if (json_array_size(list) > 0) {
-        char *text = json_dumps(list, 0);
-        (void)fprintf(out, "  missing at the %s: ordinals %s\n", title, text != NULL ? text : "?");
-        free(text);
+        (void)fprintf(out, "  missing at the %s: ordinals ", title);
+        (void)json_dumpf(list, out, 0);
+        (void)fputc('\n', out);
     }
 }
 
 static void print_group(FILE *out, const json_t *group) {
     const json_t *stale = json_object_get(group, "stale");
     const json_t *pairs = json_object_get(group, "pairs");
-    (void)fprintf(out, "\n  group %s: %zu blocks%s, stale ordinals [%lld, %lld)\n",
-                  json_string_value(json_object_get(group, "name")), json_array_size(pairs),
-                  json_object_get(group, "missing_source") != NULL ? " move" : " selected",
+    bool two_sided = json_object_get(group, "missing_source") != NULL;
+    (void)fputs("\n  group ", out);
+    print_text(out, json_object_get(group, "name"));
+    (void)fprintf(out, ": %s %zu, stale ordinals [%lld, %lld)\n",
+                  two_sided ? "blocks to move" : "blocks selected", json_array_size(pairs),
                   (long long)json_integer_value(json_array_get(stale, 0)),
                   (long long)json_integer_value(json_array_get(stale, 1)));
     if (json_array_size(pairs) > 0) {
-        (void)fprintf(out, "  %14s %11s %11s\n", "ordinal", "source",
-                      json_array_size(json_array_get(pairs, 0)) == 3 ? "destination" : "");
+        (void)fprintf(out, "  %16s %12s%s\n", "ordinal", "source",
+                      two_sided ? "  destination" : "");
     }
     for (size_t i = 0; i < json_array_size(pairs); i++) {
-        static const int widths[] = {14, 11, 11};
         const json_t *pair = json_array_get(pairs, i);
-        (void)fputs("  ", out);
-        for (size_t k = 0; k < json_array_size(pair); k++) {
-            (void)fprintf(out, "%*lld ", widths[k],
-                          (long long)json_integer_value(json_array_get(pair, k)));
+        (void)fprintf(out, "  %16lld %12lld",
+                      (long long)json_integer_value(json_array_get(pair, 0)),
+                      (long long)json_integer_value(json_array_get(pair, 1)));
+        if (two_sided) {
+            (void)fprintf(out, " %12lld", (long long)json_integer_value(json_array_get(pair, 2)));
         }
         (void)fputc('\n', out);
     }
@@ -185,40 +193,49 @@ static void print_group(FILE *out, const json_t *group) {
 }
 
 static void print_refusal(FILE *out, const json_t *answer) {
-    (void)fprintf(out, "refused, %s: %s\n", json_string_value(json_object_get(answer, "error")),
-                  json_string_value(json_object_get(answer, "message")));
-    json_t *missing = json_object_get(answer, "missing");
-    const char *group;
-    json_t *lists;
-    json_object_foreach(missing, group, lists) {
-        (void)fprintf(out, "\n  group %s\n", group);
-        print_missing(out, "source", json_object_get(lists, "source"));
-        print_missing(out, "destination", json_object_get(lists, "destination"));
+    (void)fprintf(out, "refused, %s: ", json_string_value(json_object_get(answer, "error")));
+    print_text(out, json_object_get(answer, "message"));
+    (void)fputc('\n', out);
+    void *at = json_object_iter(json_object_get(answer, "missing"));
+    for (; at != NULL; at = json_object_iter_next(json_object_get(answer, "missing"), at)) {
+        json_t *name = json_string(json_object_iter_key(at));
+        (void)fputs("\n  group ", out);
+        print_text(out, name);
+        (void)fputc('\n', out);
+        json_decref(name);
+        print_missing(out, "source", json_object_get(json_object_iter_value(at), "source"));
+        print_missing(out, "destination",
+                      json_object_get(json_object_iter_value(at), "destination"));
+    }
+}
+
+static void print_counts(FILE *out, const json_t *answer) {
+    static const char *const rows[] = {"capacity_tokens", "alloc_blocks", "scratch_blocks"};
+    (void)fprintf(out, "prompt blocks %lld\n\n  %-16s %12s %12s\n",
+                  (long long)json_integer_value(json_object_get(answer, "prompt_blocks")), "",
+                  "context", "generation");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const json_t *sides = json_object_get(answer, rows[i]);
+        (void)fprintf(out, "  %-16s %12lld %12lld\n", rows[i],
+                      (long long)json_integer_value(json_object_get(sides, "context")),
+                      (long long)json_integer_value(json_object_get(sides, "generation")));
     }
 }
 
 bool kvf_plan_print(FILE *out, const json_t *answer) {
     json_t *id = json_object_get(answer, "id");
-    char *id_text = id != NULL ? json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-    (void)fprintf(out, "%s: ", id_text != NULL ? id_text : "request");
-    free(id_text);
-    if (!json_is_true(json_object_get(answer, "ok"))) {
-        print_refusal(out, answer);
-    } else {
-        static const char *const rows[] = {"capacity_tokens", "alloc_blocks", "scratch_blocks"};
-        (void)fprintf(out, "%lld prompt blocks\n\n  %-16s %12s %12s\n",
-                      (long long)json_integer_value(json_object_get(answer, "prompt_blocks")), "",
-                      "context", "generation");
-        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-            const json_t *sides = json_object_get(answer, rows[i]);
-            (void)fprintf(out, "  %-16s %12lld %12lld\n", rows[i],
-                          (long long)json_integer_value(json_object_get(sides, "context")),
-                          (long long)json_integer_value(json_object_get(sides, "generation")));
-        }
+    if (id != NULL) {
+        (void)json_dumpf(id, out, JSON_ENCODE_ANY | JSON_COMPACT);
+        (void)fputs(": ", out);
+    }
+    if (json_is_true(json_object_get(answer, "ok"))) {
         const json_t *groups = json_object_get(answer, "groups");
+        print_counts(out, answer);
         for (size_t i = 0; i < json_array_size(groups); i++) {
             print_group(out, json_array_get(groups, i));
         }
+    } else {
+        print_refusal(out, answer);
     }
     (void)fputc('\n', out);
     return fflush(out) == 0 && !ferror(out);
