@@ -134,16 +134,7 @@ static void device_of(const char *host, char name[IF_NAMESIZE]) {
     freeifaddrs(all);
 }
 
-/* Set one UCX option unless the environment names it. */
-static ucs_status_t configure(ucp_config_t *config, const char *name, const char *value) {
-    char variable[64];
-    (void)snprintf(variable, sizeof(variable), "UCX_%s", name);
-    if (getenv(variable) != NULL) {
-        return UCS_OK;
-    }
-    return ucp_config_modify(config, name, value);
-}
-
+/* Whether a comma-separated list has a word. */
 static bool has_word(const char *list, const char *word) {
     size_t bytes = strlen(word);
     for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
@@ -154,37 +145,52 @@ static bool has_word(const char *list, const char *word) {
     return false;
 }
 
-static ucs_status_t configure_all(ucp_config_t *config, const kvf_ucx_config_t *wanted,
-                                  kvf_ucx_t *ucx) {
+static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *wanted,
+                              kvf_ucx_t *ucx) {
     char device[IF_NAMESIZE] = "";
-    const char *devices = device;
+    const char *devices = wanted->devices;
     const char *tls = getenv("UCX_TLS");
+    unsigned major, minor, release;
     if (tls == NULL) {
         tls = strcmp(wanted->tls, "auto") == 0 ? "posix,tcp,self" : wanted->tls;
     }
     (void)snprintf(ucx->tls, sizeof(ucx->tls), "%s", tls);
-    if (strcmp(wanted->devices, "auto") != 0) {
-        devices = wanted->devices;
-    } else {
+    if (strcmp(devices, "auto") == 0) {
         device_of(wanted->listen_host, device);
+        devices = device;
     }
+    const bool tcp = has_word(tls, "tcp");
+    const bool posix = has_word(tls, "posix"), sysv = has_word(tls, "sysv");
+    /* With nothing that reports broken paths by itself, shared memory has to: a peer's death is
+     * then seen at the next keepalive, and only if there was room for its message. */
+    const bool silent = !tcp && (posix || sysv) && !has_word(tls, "all") &&
+                        strstr(tls, "rc") == NULL && strstr(tls, "dc") == NULL &&
+                        strstr(tls, "ud") == NULL;
     const struct {
-        const char *name, *value;
+        bool wanted;
+        const char *name;
+        const char
+            *old_name; /* before 1.17 a transport's options are known by those of its tables */
+        const char *value;
     } settings[] = {
-        {"TLS", tls},
-        {"NET_DEVICES", devices},
+        {true, "TLS", "TLS", tls},
+        {devices[0] != '\0', "NET_DEVICES", "NET_DEVICES", devices},
         /* A chunk of the mover in one segment: it is handed over where it was received. */
-        {"TCP_TX_SEG_SIZE", "1m"},
-        {"TCP_RX_SEG_SIZE", "1m"},
-        /* Without tcp, shared memory is what must report broken paths. */
-        {"POSIX_ERROR_HANDLING", has_word(tls, "tcp") ? "" : "y"},
-        {"SYSV_ERROR_HANDLING", has_word(tls, "tcp") ? "" : "y"},
+        {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
+        {tcp, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "1m"},
+        {silent && posix, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent && sysv, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent, "KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "1s"},
     };
+    ucp_get_version(&major, &minor, &release);
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
-        if (settings[i].value[0] == '\0') {
+        char variable[64];
+        (void)snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
+        if (!settings[i].wanted || getenv(variable) != NULL) {
             continue;
         }
-        ucs_status_t status = configure(config, settings[i].name, settings[i].value);
+        ucs_status_t status = ucp_config_modify(
+            config, minor < 17 ? settings[i].old_name : settings[i].name, settings[i].value);
         if (status != UCS_OK) {
             return status;
         }
@@ -218,7 +224,7 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
     kvf_ucx_scope_enter(&scope, &ucx->log);
     status = ucp_config_read(NULL, NULL, &settings);
     if (status == UCS_OK) {
-        status = configure_all(settings, config, ucx);
+        status = configure(settings, config, ucx);
         if (status == UCS_OK) {
             status = ucp_init(&params, settings, &ucx->context);
         }
