@@ -4,9 +4,9 @@
 
 /**
  * @file
- * The digest of a range of a page: XXH3-64 over the XXH3-64 values (little-endian) of its 4 KiB leaves, the
- * last of which may be shorter. Leaves can be hashed in parallel or in a copy's own pass.
- * Detects damage and misplacement, not forgery. Source: docs/protocol.md "Digest".
+ * The digest of a range of a page: XXH3-64 over the XXH3-64 values (little-endian) of its 4 KiB
+ * leaves, the last of which may be shorter. Leaves can be hashed in parallel or in a copy's own
+ * pass. Detects damage and misplacement, not forgery. Source: docs/protocol.md "Digest".
  */
 
 #include <stddef.h>

@@ -6,7 +6,8 @@
  * @file
  * The one definition of how many tokens of KV a request occupies, and the block counts that follow.
  * Allocators, the sequence manager and the transceiver call it; nothing else computes that sum.
- * Source: docs/placement.md "Capacity"; TensorRT-LLM issues 18554 and 18668 show what two definitions cost.
+ * Source: docs/placement.md "Capacity"; TensorRT-LLM issues 18554 and 18668 show what two
+ * definitions cost.
  */
 
 #include "kvmgr/base/status.h"
@@ -23,8 +24,8 @@ typedef struct kvf_lengths {
     int64_t prompt_len;          /**< > 0; this rank's share for a context-parallel request */
     int64_t draft_len;           /**< >= 0; speculative tokens */
     int64_t num_extra_kv_tokens; /**< >= 0; reserve for speculation */
-    int64_t total_input_len_cp;  /**< Helix: the whole input, takes prompt_len's place everywhere; 0 = not
-                                      context parallel */
+    int64_t total_input_len_cp;  /**< Helix: the whole input, takes prompt_len's place everywhere; 0
+                                    = not  context parallel */
 } kvf_lengths_t;
 
 /** What one side allocates for a request. */
@@ -35,15 +36,16 @@ typedef struct kvf_block_counts {
     int64_t scratch_blocks; /**< alloc - prompt: never travels */
 } kvf_block_counts_t;
 
-/** @return P, the prompt tokens that every formula uses: total_input_len_cp when set. @thread any */
+/** @return P, the prompt tokens that every formula uses: total_input_len_cp when set. @thread any
+ */
 KVF_API int64_t kvf_prompt_tokens(const kvf_lengths_t *lengths);
 
 /**
  * Tokens of KV that a request occupies on one side.
  *
  * @param lengths         Checked here.
- * @param include_drafts  A property of the side: true on the generation side, which holds the drafts; false on the
- *                        context side.
+ * @param include_drafts  A property of the side: true on the generation side, which holds the
+ * drafts; false on the context side.
  * @param[out] tokens_p   P + (include_drafts ? draft_len : 0) + num_extra_kv_tokens.
  * @param[out] detail     NULL, or why it failed.
  * @return KVF_OK, or KVF_ERR_INVALID (a number is out of range).

@@ -4,10 +4,12 @@
 
 /**
  * @file
- * What a model's KV cache looks like: layer groups, and where a layer, head and token lie inside a block.
+ * What a model's KV cache looks like: layer groups, and where a layer, head and token lie inside a
+ * block.
  *
  * A slot (page) holds one block of one layer group, all layers of that group, block-major:
- * HND: [layer][k,v][head][token][dim]; NHD: [layer][k,v][token][head][dim]. Installed; plain structs.
+ * HND: [layer][k,v][head][token][dim]; NHD: [layer][k,v][token][head][dim]. Installed; plain
+ * structs.
  */
 
 #include "kvmgr/base/status.h"
@@ -23,7 +25,12 @@ extern "C" {
 #define KVF_MAX_GROUP_LAYERS 256
 #define KVF_GROUP_NAME_BYTES 32
 
-typedef enum kvf_dtype { KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3 } kvf_dtype_t;
+typedef enum kvf_dtype {
+    KVF_DTYPE_F32,
+    KVF_DTYPE_F16,
+    KVF_DTYPE_BF16,
+    KVF_DTYPE_F8_E4M3
+} kvf_dtype_t;
 typedef enum kvf_order { KVF_ORDER_HND, KVF_ORDER_NHD } kvf_order_t;
 typedef enum kvf_group_kind { KVF_GROUP_PAGED, KVF_GROUP_STATE } kvf_group_kind_t;
 typedef enum kvf_group_role { KVF_GROUP_TARGET, KVF_GROUP_DRAFT } kvf_group_role_t;
@@ -33,11 +40,11 @@ typedef struct kvf_layer_group {
     char name[KVF_GROUP_NAME_BYTES]; /**< unique in the layout, printable, zero-terminated */
     uint32_t n_layers;
     uint32_t layers[KVF_MAX_GROUP_LAYERS]; /**< global layer ids, strictly ascending */
-    int64_t window;                        /**< tokens, the model's true window; 0 = full attention */
-    int64_t sinks;                         /**< tokens that stay visible in front of the window */
+    int64_t window; /**< tokens, the model's true window; 0 = full attention */
+    int64_t sinks;  /**< tokens that stay visible in front of the window */
     uint32_t tokens_per_block;
-    uint32_t kv_heads; /**< of the whole model, unsharded */
-    uint32_t head_dim; /**< elements */
+    uint32_t kv_heads;  /**< of the whole model, unsharded */
+    uint32_t head_dim;  /**< elements */
     uint32_t kv_factor; /**< 2; 1 for MLA */
     kvf_dtype_t dtype;
     kvf_order_t order;
@@ -50,7 +57,8 @@ typedef struct kvf_layout {
     kvf_layer_group_t groups[KVF_MAX_GROUPS];
 } kvf_layout_t;
 
-/** A block table of one group: entry i is the slot that holds tokens [i*t, (i+1)*t), or -1. Borrowed memory. */
+/** A block table of one group: entry i is the slot that holds tokens [i*t, (i+1)*t), or -1.
+ * Borrowed memory. */
 typedef struct kvf_table {
     const int32_t *slots;
     int64_t n_blocks;
@@ -63,10 +71,11 @@ KVF_API uint32_t kvf_dtype_bytes(kvf_dtype_t dtype);
 KVF_API const char *kvf_dtype_name(kvf_dtype_t dtype);
 
 /**
- * Check a layout: names, ascending layers that no other group has, sizes > 0 that do not overflow, window and
- * sinks >= 0 and <= 2^40, kinds that this version can carry.
+ * Check a layout: names, ascending layers that no other group has, sizes > 0 that do not overflow,
+ * window and sinks >= 0 and <= 2^40, kinds that this version can carry.
  *
- * @return KVF_OK, KVF_ERR_INVALID (the text names group and field), KVF_ERR_UNSUPPORTED (state groups).
+ * @return KVF_OK, KVF_ERR_INVALID (the text names group and field), KVF_ERR_UNSUPPORTED (state
+ * groups).
  * @thread any
  */
 KVF_API KVF_CHECK kvf_status_t kvf_layout_check(const kvf_layout_t *layout, kvf_detail_t *detail);
@@ -106,8 +115,8 @@ KVF_API uint64_t kvf_layout_digest(const kvf_layout_t *layout);
  * Compare two checked layouts field by field.
  *
  * @param ours, theirs  Named so in the text.
- * @return KVF_OK when equal, or KVF_ERR_INCOMPATIBLE (the text names the first field that differs, with both
- *         values: "group full: head_dim 256 here, 64 there").
+ * @return KVF_OK when equal, or KVF_ERR_INCOMPATIBLE (the text names the first field that differs,
+ * with both values: "group full: head_dim 256 here, 64 there").
  * @thread any
  */
 KVF_API KVF_CHECK kvf_status_t kvf_layout_compare(const kvf_layout_t *ours,

@@ -6,10 +6,10 @@
  * @file
  * The pages (slots) of one pool: who holds each, its generation, and when it is free.
  *
- * A page has counts of holders by kind. It is free when every count is zero and nothing is in doubt; one
- * function frees, and it checks just that. A user of a page that ended without proof leaves it *in doubt*:
- * the page is quarantined until kvf_pages_settle(). Source: docs/protocol.md "Pages".
- * One thread; no clock, no I/O.
+ * A page has counts of holders by kind. It is free when every count is zero and nothing is in
+ * doubt; one function frees, and it checks just that. A user of a page that ended without proof
+ * leaves it *in doubt*: the page is quarantined until kvf_pages_settle(). Source: docs/protocol.md
+ * "Pages". One thread; no clock, no I/O.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -61,39 +61,41 @@ uint64_t kvf_pages_generation(const kvf_pages_t *pages, int32_t slot);
  * Take n free pages for a sequence (each gets one hold and a new generation), all or none.
  *
  * @param[out] slots  Room for n.
- * @return KVF_OK; KVF_ERR_TOO_LARGE when the pool has fewer pages than n in all; KVF_ERR_AGAIN when too few are
- *         free now; KVF_ERR_INVALID for n < 0.
+ * @return KVF_OK; KVF_ERR_TOO_LARGE when the pool has fewer pages than n in all; KVF_ERR_AGAIN when
+ * too few are free now; KVF_ERR_INVALID for n < 0.
  * @cost O(n)
  */
 KVF_CHECK kvf_status_t kvf_pages_acquire(kvf_pages_t *pages, int64_t n, int32_t *slots);
 
-/** One more sequence holds the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (nobody holds it). */
+/** One more sequence holds the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (nobody holds
+ * it). */
 KVF_CHECK kvf_status_t kvf_pages_hold(kvf_pages_t *pages, int32_t slot);
 
 /** A sequence lets the page go; it is freed if that was the last use and nothing is in doubt.
  *  @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (no sequence holds it: a double release). */
 KVF_CHECK kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot);
 
-/** A transfer starts to read the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (free), KVF_ERR_BUSY
- *  (a writer has it). */
+/** A transfer starts to read the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (free),
+ * KVF_ERR_BUSY (a writer has it). */
 KVF_CHECK kvf_status_t kvf_pages_read_begin(kvf_pages_t *pages, int32_t slot);
 
 /** That transfer is proven to be done with the page. A read_begin must be open. */
 void kvf_pages_read_end(kvf_pages_t *pages, int32_t slot);
 
 /**
- * Grant the page to a peer: it must be held by exactly one sequence and used by nobody else. Bumps the
- * generation; a grant names the number after the call.
+ * Grant the page to a peer: it must be held by exactly one sequence and used by nobody else. Bumps
+ * the generation; a grant names the number after the call.
  *
- * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (not held), KVF_ERR_BUSY (shared, read, written or in doubt).
+ * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (not held), KVF_ERR_BUSY (shared, read, written or
+ * in doubt).
  */
 KVF_CHECK kvf_status_t kvf_pages_write_begin(kvf_pages_t *pages, int32_t slot);
 
 /** The grant is over, and it is proven that nothing writes any more. A write_begin must be open. */
 void kvf_pages_write_end(kvf_pages_t *pages, int32_t slot);
 
-/** The page's open read (or write) ended without proof: it becomes a doubt. Its read_end (write_end) is not
- *  called any more; kvf_pages_settle() takes its place. */
+/** The page's open read (or write) ended without proof: it becomes a doubt. Its read_end
+ * (write_end) is not called any more; kvf_pages_settle() takes its place. */
 void kvf_pages_doubt_read(kvf_pages_t *pages, int32_t slot);
 void kvf_pages_doubt_write(kvf_pages_t *pages, int32_t slot);
 

@@ -4,28 +4,32 @@
 
 /**
  * @file
- * kvferry: moves the KV cache of a request from the worker that prefilled it (context side) into the pages of the
- * worker that decodes it (generation side). The one public header.
+ * kvferry: moves the KV cache of a request from the worker that prefilled it (context side) into
+ * the pages of the worker that decodes it (generation side). The one public header.
  *
- * A rank process creates an agent, gives it pools (one per layer group), and opens sends and receives on it:
+ * A rank process creates an agent, gives it pools (one per layer group), and opens sends and
+ * receives on it:
  *
  *     context side                                     generation side
  *     kvf_send_open     tables by ordinal
  *     kvf_send_ready    layers [a,b) may be read
- *     kvf_send_ticket   ------- orchestrator ------->  kvf_recv_open   ticket, tables by ordinal, deadline
- *     kvf_send_finish   first tokens, drafts           (result) every wanted byte is there, verified
- *     (result)  (released)                             (released)
+ *     kvf_send_ticket   ------- orchestrator ------->  kvf_recv_open   ticket, tables by ordinal,
+ * deadline kvf_send_finish   first tokens, drafts           (result) every wanted byte is there,
+ * verified (result)  (released)                             (released)
  *
- * **Events.** A successful open is followed by exactly one *result* event (OK or an error) and, after it, by exactly one
- * *released* event: the pages are the caller's again, but for those that it lists as poisoned. A failed open gives no
- * event. Callbacks run on the agent's thread, never inside the call that caused them; they may call any function of this
- * header, must not block, and what an event points to is valid during the callback only.
+ * **Events.** A successful open is followed by exactly one *result* event (OK or an error) and,
+ * after it, by exactly one *released* event: the pages are the caller's again, but for those that
+ * it lists as poisoned. A failed open gives no event. Callbacks run on the agent's thread, never
+ * inside the call that caused them; they may call any function of this header, must not block, and
+ * what an event points to is valid during the callback only.
  *
- * **Threads.** All functions may be called from any thread unless said otherwise. With an agent thread they hand the work
- * to it and wait for its answer (microseconds); do not hold a lock that a callback takes while you call.
- * Without one (kvf_agent_start()) all calls must come from the thread that drives the agent.
+ * **Threads.** All functions may be called from any thread unless said otherwise. With an agent
+ * thread they hand the work to it and wait for its answer (microseconds); do not hold a lock that a
+ * callback takes while you call. Without one (kvf_agent_start()) all calls must come from the
+ * thread that drives the agent.
  *
- * **Details.** `detail` is NULL or receives one sentence when the call fails: the cause and the way out.
+ * **Details.** `detail` is NULL or receives one sentence when the call fails: the cause and the way
+ * out.
  */
 
 #include "kvmgr/base/status.h"
@@ -55,7 +59,8 @@ extern "C" {
 typedef struct kvf_agent kvf_agent_t;
 typedef struct kvf_pool kvf_pool_t;
 
-/** A send or a receive of one agent. Plain numbers: use after its end gives KVF_ERR_UNKNOWN, no harm. */
+/** A send or a receive of one agent. Plain numbers: use after its end gives KVF_ERR_UNKNOWN, no
+ * harm. */
 typedef struct kvf_send {
     uint64_t id;
 } kvf_send_t;
@@ -63,19 +68,24 @@ typedef struct kvf_recv {
     uint64_t id;
 } kvf_recv_t;
 
-/* ---- agent ------------------------------------------------------------------------------------------------------ */
+/* ---- agent
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 /** Values of kvf_agent_config_t.log's level: error, warn, info, debug, trace. */
 typedef void (*kvf_log_cb)(void *ctx, int level, const char *text);
 
 /**
- * What an agent is told when it is made. Fill with kvf_agent_config_init() first. Borrowed during kvf_agent_create() only.
+ * What an agent is told when it is made. Fill with kvf_agent_config_init() first. Borrowed during
+ * kvf_agent_create() only.
  */
 typedef struct kvf_agent_config {
-    const char *instance;       /**< name of this node, unique in the cluster, 1..128 printable bytes */
-    const char *control_listen; /**< "host:port" of the control channel, loopback for now; port 0 picks one */
+    const char *instance; /**< name of this node, unique in the cluster, 1..128 printable bytes */
+    const char *control_listen; /**< "host:port" of the control channel, loopback for now; port 0
+                                   picks one */
     uint8_t cluster_key[KVF_KEY_BYTES]; /**< the secret that every node of the cluster proves */
-    const char *const *peers;   /**< allow-list: instances or "host:port"; with n_peers 0, whoever proves the key */
+    const char *const
+        *peers; /**< allow-list: instances or "host:port"; with n_peers 0, whoever proves the key */
     size_t n_peers;
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
     const char *mover;          /**< auto | ucx (mapped, cuda, nccl: unsupported in this version) */
@@ -85,15 +95,16 @@ typedef struct kvf_agent_config {
     uint64_t frame_bytes;       /**< longest control frame that is accepted */
     uint64_t window_bytes;      /**< bytes in flight to one peer */
     uint32_t window_pieces;     /**< pieces in flight to one peer */
-    uint64_t request_timeout_us; /**< a receive that names none, and the wait for a peer's connection */
-    uint64_t lease_us;          /**< how long a finished prefill waits for its receiver */
-    uint64_t quarantine_us;     /**< wait for proof before pages are reported as poisoned */
-    uint64_t heartbeat_us;      /**< period, both directions */
-    uint64_t suspect_us;        /**< silence that makes a peer suspect */
-    uint64_t lost_us;           /**< silence that makes a peer lost */
-    kvf_log_cb log;             /**< NULL: warnings and errors go to stderr */
+    uint64_t
+        request_timeout_us; /**< a receive that names none, and the wait for a peer's connection */
+    uint64_t lease_us;      /**< how long a finished prefill waits for its receiver */
+    uint64_t quarantine_us; /**< wait for proof before pages are reported as poisoned */
+    uint64_t heartbeat_us;  /**< period, both directions */
+    uint64_t suspect_us;    /**< silence that makes a peer suspect */
+    uint64_t lost_us;       /**< silence that makes a peer lost */
+    kvf_log_cb log;         /**< NULL: warnings and errors go to stderr */
     void *log_ctx;
-    int log_level;              /**< 0 error .. 4 trace */
+    int log_level; /**< 0 error .. 4 trace */
 } kvf_agent_config_t;
 
 /** Fill in every default. Names, key and layout stay empty. */
@@ -104,16 +115,18 @@ KVF_API void kvf_agent_config_init(kvf_agent_config_t *config);
  *
  * @param config        Checked whole before anything is made; copied.
  * @param[out] agent_p  kvf_agent_destroy() it.
- * @return KVF_OK; KVF_ERR_INVALID (the text names the field); KVF_ERR_UNSUPPORTED; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
+ * @return KVF_OK; KVF_ERR_INVALID (the text names the field); KVF_ERR_UNSUPPORTED;
+ * KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **agent_p,
-                                                kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_agent_create(const kvf_agent_config_t *config,
+                                                kvf_agent_t **agent_p, kvf_detail_t *detail);
 
 /**
- * Open the control port and run the agent on a thread of its own (the default way: an engine's long kernel must not look like
- * a dead node). Returns when the port is open.
+ * Open the control port and run the agent on a thread of its own (the default way: an engine's long
+ * kernel must not look like a dead node). Returns when the port is open.
  *
- * @return KVF_OK; KVF_ERR_INVALID (a layer group has no pool, or it was started before); KVF_ERR_IO (address in use ...).
+ * @return KVF_OK; KVF_ERR_INVALID (a layer group has no pool, or it was started before); KVF_ERR_IO
+ * (address in use ...).
  */
 KVF_API KVF_CHECK kvf_status_t kvf_agent_start_thread(kvf_agent_t *agent, kvf_detail_t *detail);
 
@@ -121,69 +134,78 @@ KVF_API KVF_CHECK kvf_status_t kvf_agent_start_thread(kvf_agent_t *agent, kvf_de
 KVF_API KVF_CHECK kvf_status_t kvf_agent_start(kvf_agent_t *agent, kvf_detail_t *detail);
 
 /**
- * Do what can be done now, and call back. Never blocks. Call it when kvf_agent_fd() is readable, or when
- * kvf_agent_timeout_us() have passed. @thread the driving one; not with an agent thread
+ * Do what can be done now, and call back. Never blocks. Call it when kvf_agent_fd() is readable, or
+ * when kvf_agent_timeout_us() have passed. @thread the driving one; not with an agent thread
  */
 KVF_API void kvf_agent_progress(kvf_agent_t *agent);
 
 /** @return A descriptor to poll for reading, the agent's own. @thread the driving one */
 KVF_API int kvf_agent_fd(kvf_agent_t *agent);
 
-/** @return Microseconds until kvf_agent_progress() must run even if the descriptor stays quiet; UINT64_MAX: no limit.
+/** @return Microseconds until kvf_agent_progress() must run even if the descriptor stays quiet;
+ * UINT64_MAX: no limit.
  *  @thread the driving one */
 KVF_API uint64_t kvf_agent_timeout_us(kvf_agent_t *agent);
 
 /**
- * End an agent: cancel what runs, wait for what can be proven quiet (at most quarantine_us), call back for all of it, say
- * goodbye to the peers, free everything, pools too.
+ * End an agent: cancel what runs, wait for what can be proven quiet (at most quarantine_us), call
+ * back for all of it, say goodbye to the peers, free everything, pools too.
  *
  * @param agent  NULL is allowed. No other call may be under way or follow.
- * @return KVF_OK (freed), or KVF_ERR_BUSY: pages are still granted to a peer without proof; the agent lives, try later.
+ * @return KVF_OK (freed), or KVF_ERR_BUSY: pages are still granted to a peer without proof; the
+ * agent lives, try later.
  */
 KVF_API kvf_status_t kvf_agent_destroy(kvf_agent_t *agent);
 
-/** Write the real "host:port" of the control channel of a started agent. @param cap  KVF_ADDRESS_BYTES is enough.
+/** Write the real "host:port" of the control channel of a started agent. @param cap
+ * KVF_ADDRESS_BYTES is enough.
  *  @return KVF_OK; KVF_ERR_INVALID (not started); KVF_ERR_RANGE (cap too small). */
 KVF_API KVF_CHECK kvf_status_t kvf_agent_address(kvf_agent_t *agent, char *address, size_t cap);
 
 /** Write the agent's incarnation: 32 hexadecimal digits and a zero. */
 KVF_API void kvf_agent_incarnation(kvf_agent_t *agent, char hex[33]);
 
-/* ---- pools ------------------------------------------------------------------------------------------------------ */
+/* ---- pools
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvf_pool_desc {
-    uint32_t group_idx;  /**< index of the layer group in the layout; one pool per group */
-    const char *memory;  /**< host | shm (cuda: unsupported in this version) */
-    int64_t n_pages;     /**< slots of one block of the group each; 1 .. 2^31-1 */
+    uint32_t group_idx; /**< index of the layer group in the layout; one pool per group */
+    const char *memory; /**< host | shm (cuda: unsupported in this version) */
+    int64_t n_pages;    /**< slots of one block of the group each; 1 .. 2^31-1 */
 } kvf_pool_desc_t;
 
 /**
  * Make a pool of zeroed memory. Only before the agent is started.
  *
  * @param[out] pool_p  Lives as long as the agent.
- * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, agent started); KVF_ERR_UNSUPPORTED (memory);
- *         KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
+ * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, agent started);
+ * KVF_ERR_UNSUPPORTED (memory); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kvf_pool_t **pool_p,
-                                               kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
+                                               kvf_pool_t **pool_p, kvf_detail_t *detail);
 
-/** @return The memory of a slot: kvf_group_block_bytes() bytes; NULL when the slot is outside. @thread any, without waiting */
+/** @return The memory of a slot: kvf_group_block_bytes() bytes; NULL when the slot is outside.
+ * @thread any, without waiting */
 KVF_API void *kvf_pool_page(const kvf_pool_t *pool, int32_t slot);
 
 /**
- * Take n free pages, all or none. They are yours until kvf_pool_release(). Their old content is still in them.
+ * Take n free pages, all or none. They are yours until kvf_pool_release(). Their old content is
+ * still in them.
  *
  * @param[out] slots  Room for n.
- * @return KVF_OK; KVF_ERR_AGAIN (too few are free now); KVF_ERR_TOO_LARGE (the pool has fewer in all).
+ * @return KVF_OK; KVF_ERR_AGAIN (too few are free now); KVF_ERR_TOO_LARGE (the pool has fewer in
+ * all).
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int32_t *slots);
 
 /**
- * Give pages back. A page that a peer may still read or write is reused only when that is proven to have ended, even if you
- * release it early.
+ * Give pages back. A page that a peer may still read or write is reused only when that is proven to
+ * have ended, even if you release it early.
  *
  * @param slots  n slots, each held by you; -1 entries are skipped.
- * @return KVF_OK; KVF_ERR_RANGE or KVF_ERR_INVALID (not a held page; the others are released all the same).
+ * @return KVF_OK; KVF_ERR_RANGE or KVF_ERR_INVALID (not a held page; the others are released all
+ * the same).
  */
 KVF_API kvf_status_t kvf_pool_release(kvf_pool_t *pool, int64_t n, const int32_t *slots);
 
@@ -198,12 +220,15 @@ typedef struct kvf_pool_info {
 
 KVF_API void kvf_pool_get_info(kvf_pool_t *pool, kvf_pool_info_t *info_p);
 
-/* ---- events ----------------------------------------------------------------------------------------------------- */
+/* ---- events
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 typedef enum kvf_event_kind {
     KVF_EVENT_PROGRESS, /**< receive only: layers of the whole prompt landed and were verified */
     KVF_EVENT_RESULT,   /**< how it ended, once */
-    KVF_EVENT_RELEASED  /**< the pages are yours again, once, after the result; the handle ends with this callback */
+    KVF_EVENT_RELEASED  /**< the pages are yours again, once, after the result; the handle ends with
+                           this callback */
 } kvf_event_kind_t;
 
 /** What the context side hands over with the KV cache. */
@@ -225,61 +250,70 @@ typedef struct kvf_page_ref {
 
 typedef struct kvf_event {
     kvf_event_kind_t kind;
-    kvf_status_t status;    /**< result: KVF_OK, or why not */
-    const char *message;    /**< result: the sentence that goes with an error; "" with KVF_OK */
-    const char *peer;       /**< instance of the other side; "" while unknown */
-    const char *mover;      /**< what carried the bytes; "" when nothing moved */
-    uint64_t bytes;         /**< result: bytes of the pages that moved */
-    uint64_t pages;         /**< result: (group, ordinal) pairs that moved */
-    uint64_t pieces;        /**< result: copies it took */
-    uint64_t transfer_us;   /**< result: receive: from open; send: from the receiver's request */
-    uint64_t exposed_us;    /**< result of a receive: the part of transfer_us after the end of prefill */
-    uint32_t layer_first;   /**< progress: global layers [layer_first, layer_end) */
+    kvf_status_t status;  /**< result: KVF_OK, or why not */
+    const char *message;  /**< result: the sentence that goes with an error; "" with KVF_OK */
+    const char *peer;     /**< instance of the other side; "" while unknown */
+    const char *mover;    /**< what carried the bytes; "" when nothing moved */
+    uint64_t bytes;       /**< result: bytes of the pages that moved */
+    uint64_t pages;       /**< result: (group, ordinal) pairs that moved */
+    uint64_t pieces;      /**< result: copies it took */
+    uint64_t transfer_us; /**< result: receive: from open; send: from the receiver's request */
+    uint64_t
+        exposed_us; /**< result of a receive: the part of transfer_us after the end of prefill */
+    uint32_t layer_first; /**< progress: global layers [layer_first, layer_end) */
     uint32_t layer_end;
-    const kvf_aux_t *aux;   /**< result of an OK receive: what kvf_send_finish() was given; else NULL */
-    const kvf_page_ref_t *missing; /**< result of a receive: live pages that did not come (skip), or that made it
-                                        KVF_ERR_UNCOVERED */
+    const kvf_aux_t
+        *aux; /**< result of an OK receive: what kvf_send_finish() was given; else NULL */
+    const kvf_page_ref_t *missing; /**< result of a receive: live pages that did not come (skip), or
+                                      that made it KVF_ERR_UNCOVERED */
     size_t n_missing;
-    const kvf_page_ref_t *poisoned; /**< released: pages that could not be proven quiet; do not use them again (they can be
-                                         released; the pool keeps them back) */
+    const kvf_page_ref_t
+        *poisoned; /**< released: pages that could not be proven quiet; do not use them again (they
+                      can be released; the pool keeps them back) */
     size_t n_poisoned;
 } kvf_event_t;
 
 typedef void (*kvf_event_cb)(void *ctx, const kvf_event_t *event);
 
-/* ---- context side ----------------------------------------------------------------------------------------------- */
+/* ---- context side
+ * -----------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvf_send_desc {
-    const char *request_id;   /**< the orchestrator's, 1..128 bytes; unique among live sends */
+    const char *request_id; /**< the orchestrator's, 1..128 bytes; unique among live sends */
     kvf_lengths_t lengths;
-    int64_t allocated_tokens; /**< what your allocator reserved; checked against kvf_get_kv_capacity_tokens(include_drafts =
-                                   false) */
+    int64_t allocated_tokens;  /**< what your allocator reserved; checked against
+                                  kvf_get_kv_capacity_tokens(include_drafts =  false) */
     const kvf_table_t *tables; /**< one per layer group, in the layout's order; copied */
     uint32_t n_tables;
     uint64_t timeout_us; /**< until kvf_send_finish() must have been called; 0 = no limit */
 } kvf_send_desc_t;
 
 /**
- * Offer a request's KV cache. All live pages of the prompt must be bound and held by you; they are kept until the released
- * event. Their bytes may still be unwritten: kvf_send_ready() says when they are there.
+ * Offer a request's KV cache. All live pages of the prompt must be bound and held by you; they are
+ * kept until the released event. Their bytes may still be unwritten: kvf_send_ready() says when
+ * they are there.
  *
  * @param desc         Copied.
  * @param[out] send_p  The handle.
- * @return KVF_OK: cb gets one result and one released event, later. Or, without any event: KVF_ERR_INVALID; KVF_ERR_DUPLICATE
- *         (request_id is alive); KVF_ERR_CAPACITY_MISMATCH; KVF_ERR_UNCOVERED (a live block is unbound); KVF_ERR_RANGE;
- *         KVF_ERR_BUSY (a page is being written); KVF_ERR_AGAIN (max_transfers); KVF_ERR_NO_MEMORY.
+ * @return KVF_OK: cb gets one result and one released event, later. Or, without any event:
+ * KVF_ERR_INVALID; KVF_ERR_DUPLICATE (request_id is alive); KVF_ERR_CAPACITY_MISMATCH;
+ * KVF_ERR_UNCOVERED (a live block is unbound); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being
+ * written); KVF_ERR_AGAIN (max_transfers); KVF_ERR_NO_MEMORY.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_send_open(kvf_agent_t *agent, const kvf_send_desc_t *desc, kvf_event_cb cb, void *ctx,
-                                             kvf_send_t *send_p, kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_send_open(kvf_agent_t *agent, const kvf_send_desc_t *desc,
+                                             kvf_event_cb cb, void *ctx, kvf_send_t *send_p,
+                                             kvf_detail_t *detail);
 
 /**
- * Write the ticket of a send: printable text (base64url), authenticated, single-use; the orchestrator carries it to
- * the generation side.
+ * Write the ticket of a send: printable text (base64url), authenticated, single-use; the
+ * orchestrator carries it to the generation side.
  *
  * @param[out] ticket  Zero-terminated. KVF_TICKET_BYTES is enough for cap.
  * @return KVF_OK, KVF_ERR_UNKNOWN (ended), KVF_ERR_RANGE (cap too small).
  */
-KVF_API KVF_CHECK kvf_status_t kvf_send_ticket(kvf_agent_t *agent, kvf_send_t send, char *ticket, size_t cap);
+KVF_API KVF_CHECK kvf_status_t kvf_send_ticket(kvf_agent_t *agent, kvf_send_t send, char *ticket,
+                                               size_t cap);
 
 /** A part of a request whose bytes are final. */
 typedef struct kvf_range {
@@ -289,24 +323,26 @@ typedef struct kvf_range {
 } kvf_range_t;
 
 /**
- * Say that a range may be read. Every layer exactly once. The tail of the last block beyond the prompt must be zero, and
- * no byte may change from now until the released event.
+ * Say that a range may be read. Every layer exactly once. The tail of the last block beyond the
+ * prompt must be zero, and no byte may change from now until the released event.
  *
  * @param fence  NULL: the bytes are there now. (Device events: unsupported in this version.)
- * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (empty, outside, or a layer twice); KVF_ERR_UNSUPPORTED.
+ * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (empty, outside, or a layer twice);
+ * KVF_ERR_UNSUPPORTED.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send, const kvf_range_t *range,
-                                              const void *fence, kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send,
+                                              const kvf_range_t *range, const void *fence,
+                                              kvf_detail_t *detail);
 
 /**
  * Prefill is done: every layer was made ready before. The lease of an unclaimed ticket starts here.
  *
  * @param aux  NULL or what goes to the receiver with the final message; copied.
- * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (layers missing, called twice, n_draft_tokens);
- *         KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
+ * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (layers missing, called twice,
+ * n_draft_tokens); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_send_finish(kvf_agent_t *agent, kvf_send_t send, const kvf_aux_t *aux,
-                                               kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_send_finish(kvf_agent_t *agent, kvf_send_t send,
+                                               const kvf_aux_t *aux, kvf_detail_t *detail);
 
 /**
  * Give a send up. Its result is `reason`; its pages come back with the released event.
@@ -316,7 +352,8 @@ KVF_API KVF_CHECK kvf_status_t kvf_send_finish(kvf_agent_t *agent, kvf_send_t se
  */
 KVF_API kvf_status_t kvf_send_cancel(kvf_agent_t *agent, kvf_send_t send, kvf_status_t reason);
 
-/* ---- generation side -------------------------------------------------------------------------------------------- */
+/* ---- generation side
+ * -------------------------------------------------------------------------------------------- */
 
 /** What to do when a live block has no page on one of the sides. */
 typedef enum kvf_holes {
@@ -332,9 +369,10 @@ typedef enum kvf_direction {
 typedef struct kvf_recv_desc {
     const char *request_id; /**< 1..128 bytes; unique among live receives; must be the ticket's */
     const char *ticket;
-    kvf_lengths_t lengths;    /**< this side's own view; must have the ticket's prompt length */
-    int64_t allocated_tokens; /**< checked against kvf_get_kv_capacity_tokens(include_drafts = true) */
-    int64_t cached_tokens;    /**< C: tokens [0, C) are held already, in every group */
+    kvf_lengths_t lengths; /**< this side's own view; must have the ticket's prompt length */
+    int64_t
+        allocated_tokens;  /**< checked against kvf_get_kv_capacity_tokens(include_drafts = true) */
+    int64_t cached_tokens; /**< C: tokens [0, C) are held already, in every group */
     const kvf_table_t *tables; /**< one per layer group, in the layout's order; copied */
     uint32_t n_tables;
     uint64_t timeout_us; /**< from now to the result; 0 = the agent's request_timeout_us */
@@ -343,22 +381,28 @@ typedef struct kvf_recv_desc {
 } kvf_recv_desc_t;
 
 /**
- * Fetch a request's KV cache. Wanted pages are granted to the peer until the released event: each must be held by you, once.
+ * Fetch a request's KV cache. Wanted pages are granted to the peer until the released event: each
+ * must be held by you, once.
  *
  * @param desc         Copied.
  * @param[out] recv_p  The handle.
- * @return KVF_OK: cb gets progress events, one result and one released event, later. Or, without any event: KVF_ERR_INVALID;
- *         KVF_ERR_FORGED (ticket); KVF_ERR_DUPLICATE; KVF_ERR_CAPACITY_MISMATCH; KVF_ERR_UNCOVERED (strict: a live
- *         block is unbound here); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is shared or in use); KVF_ERR_NOT_ALLOWED (the
- *         ticket's node is not in peers); KVF_ERR_AGAIN; KVF_ERR_UNSUPPORTED; KVF_ERR_NO_MEMORY.
+ * @return KVF_OK: cb gets progress events, one result and one released event, later. Or, without
+ * any event: KVF_ERR_INVALID; KVF_ERR_FORGED (ticket); KVF_ERR_DUPLICATE;
+ * KVF_ERR_CAPACITY_MISMATCH; KVF_ERR_UNCOVERED (strict: a live block is unbound here);
+ * KVF_ERR_RANGE; KVF_ERR_BUSY (a page is shared or in use); KVF_ERR_NOT_ALLOWED (the ticket's node
+ * is not in peers); KVF_ERR_AGAIN; KVF_ERR_UNSUPPORTED; KVF_ERR_NO_MEMORY.
  */
-KVF_API KVF_CHECK kvf_status_t kvf_recv_open(kvf_agent_t *agent, const kvf_recv_desc_t *desc, kvf_event_cb cb, void *ctx,
-                                             kvf_recv_t *recv_p, kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_recv_open(kvf_agent_t *agent, const kvf_recv_desc_t *desc,
+                                             kvf_event_cb cb, void *ctx, kvf_recv_t *recv_p,
+                                             kvf_detail_t *detail);
 
-/** Give a receive up. Its result is KVF_ERR_CANCELLED. @return KVF_OK, or KVF_ERR_UNKNOWN (ended: no harm). */
+/** Give a receive up. Its result is KVF_ERR_CANCELLED. @return KVF_OK, or KVF_ERR_UNKNOWN (ended:
+ * no harm). */
 KVF_API kvf_status_t kvf_recv_cancel(kvf_agent_t *agent, kvf_recv_t recv);
 
-/* ---- looking in ------------------------------------------------------------------------------------------------- */
+/* ---- looking in
+ * -------------------------------------------------------------------------------------------------
+ */
 
 typedef enum kvf_peer_state {
     KVF_PEER_CONNECTING,
@@ -398,13 +442,14 @@ typedef struct kvf_counters {
     uint64_t refused_frames;    /**< connections closed for a bad frame, preamble or hello */
     uint64_t mover_fallbacks;
     uint64_t capacity_mismatches;
-    uint32_t sends_live;  /**< opened and not yet released */
+    uint32_t sends_live; /**< opened and not yet released */
     uint32_t recvs_live;
 } kvf_counters_t;
 
 KVF_API void kvf_agent_get_counters(kvf_agent_t *agent, kvf_counters_t *counters_p);
 
-/** @return "kvferry 0.1.0 (ucx 1.22.0)": of this library and the UCX in use. Static storage; any thread, without waiting. */
+/** @return "kvferry 0.1.0 (ucx 1.22.0)": of this library and the UCX in use. Static storage; any
+ * thread, without waiting. */
 KVF_API const char *kvf_version(void);
 
 #ifdef __cplusplus

@@ -40,7 +40,8 @@ void *kvf_calloc(const kvf_alloc_t *alloc, size_t n, size_t size) {
 
 void kvf_free(const kvf_alloc_t *alloc, const void *ptr) {
     if (ptr != NULL) {
-        /* The one place that drops const: owners hold some of their memory through const pointers. */
+        /* The one place that drops const: owners hold some of their memory through const pointers.
+         */
         (void)alloc->resize(alloc->ctx, (void *)(uintptr_t)ptr, 0);
     }
 }

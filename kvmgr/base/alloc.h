@@ -4,8 +4,8 @@
 
 /**
  * @file
- * The allocator table. Everything in kvferry allocates through one that it was given, so that a test can
- * make the N-th allocation fail, for all N.
+ * The allocator table. Everything in kvferry allocates through one that it was given, so that a
+ * test can make the N-th allocation fail, for all N.
  */
 
 #include "kvmgr/base/status.h"
@@ -32,14 +32,15 @@ const kvf_alloc_t *kvf_alloc_default(void);
 /** @return size bytes, not cleared; NULL without memory or for size 0. @thread the table's */
 void *kvf_alloc(const kvf_alloc_t *alloc, size_t size);
 
-/** @return n * size zeroed bytes; NULL without memory, on overflow or for no bytes. @thread the table's */
+/** @return n * size zeroed bytes; NULL without memory, on overflow or for no bytes. @thread the
+ * table's */
 void *kvf_calloc(const kvf_alloc_t *alloc, size_t n, size_t size);
 
 /**
  * Change the length of an array.
  *
- * @return The array with room for n elements of size bytes (new ones not cleared), or NULL without memory,
- *         on overflow or for no bytes; then ptr stays valid.
+ * @return The array with room for n elements of size bytes (new ones not cleared), or NULL without
+ * memory, on overflow or for no bytes; then ptr stays valid.
  * @thread the table's
  */
 void *kvf_realloc(const kvf_alloc_t *alloc, void *ptr, size_t n, size_t size);
@@ -52,11 +53,11 @@ char *kvf_strdup(const kvf_alloc_t *alloc, const char *text);
 
 /** An allocator that fails on purpose, and counts. Caller's memory; one thread. */
 typedef struct kvf_alloc_fail {
-    kvf_alloc_t table;   /**< hand &table out */
-    uint64_t calls;      /**< allocations asked for so far (frees do not count) */
-    uint64_t fail_at;    /**< the allocation (1 is the first) that returns NULL; 0 = none */
-    bool fail_from;      /**< also fail all later ones */
-    uint64_t live;       /**< allocations not yet freed */
+    kvf_alloc_t table; /**< hand &table out */
+    uint64_t calls;    /**< allocations asked for so far (frees do not count) */
+    uint64_t fail_at;  /**< the allocation (1 is the first) that returns NULL; 0 = none */
+    bool fail_from;    /**< also fail all later ones */
+    uint64_t live;     /**< allocations not yet freed */
 } kvf_alloc_fail_t;
 
 /**

@@ -4,7 +4,8 @@
 
 /**
  * @file
- * Time and randomness as tables. State machines get `now_us` as an argument; only drivers own a clock.
+ * Time and randomness as tables. State machines get `now_us` as an argument; only drivers own a
+ * clock.
  */
 
 #include <stddef.h>

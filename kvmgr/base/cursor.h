@@ -4,9 +4,9 @@
 
 /**
  * @file
- * Byte cursors: little-endian numbers and byte runs, read from and written to bounded memory. An access
- * past the end moves nothing, returns zero and makes the cursor bad for good, so that a parser checks once, at
- * its end, with kvf_reader_done().
+ * Byte cursors: little-endian numbers and byte runs, read from and written to bounded memory. An
+ * access past the end moves nothing, returns zero and makes the cursor bad for good, so that a
+ * parser checks once, at its end, with kvf_reader_done().
  */
 
 #include <stdbool.h>

@@ -4,8 +4,8 @@
 
 /**
  * @file
- * The log table. kvmgr, proto and kernels do not log; the first detector of a foreign error does, and the
- * transceiver once with peer and transfer id. Never KV bytes, keys or tickets.
+ * The log table. kvmgr, proto and kernels do not log; the first detector of a foreign error does,
+ * and the transceiver once with peer and transfer id. Never KV bytes, keys or tickets.
  */
 
 #include "kvmgr/base/status.h"

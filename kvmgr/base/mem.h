@@ -4,7 +4,8 @@
 
 /**
  * @file
- * The memory kind table: host, shm, cuda and fake memory are rows of it. Rows live in transceiver/mem/.
+ * The memory kind table: host, shm, cuda and fake memory are rows of it. Rows live in
+ * transceiver/mem/.
  */
 
 #include "kvmgr/base/status.h"
@@ -37,8 +38,10 @@ typedef struct kvf_mem_kind {
     void *ctx;        /**< the row's own, borrowed */
     /**
      * @param bytes       > 0.
-     * @param[out] mem_p  Zeroed memory aligned to at least 4096 bytes; the caller gives it back with free.
-     * @return KVF_OK, KVF_ERR_NO_MEMORY (the text names bytes and what to raise), KVF_ERR_UNSUPPORTED.
+     * @param[out] mem_p  Zeroed memory aligned to at least 4096 bytes; the caller gives it back
+     * with free.
+     * @return KVF_OK, KVF_ERR_NO_MEMORY (the text names bytes and what to raise),
+     * KVF_ERR_UNSUPPORTED.
      */
     kvf_status_t (*alloc)(const struct kvf_mem_kind *kind, uint64_t bytes, kvf_mem_t *mem_p,
                           kvf_detail_t *detail);

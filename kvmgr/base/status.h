@@ -6,8 +6,9 @@
  * @file
  * The one status enum of kvferry. Installed beside the public header.
  *
- * Codes are grouped by the largest thing that is dead after the error, so that recovery can switch on
- * kvf_status_scope() instead of on single codes. Texts are the `error` names of docs/contracts.md.
+ * Codes are grouped by the largest thing that is dead after the error, so that recovery can switch
+ * on kvf_status_scope() instead of on single codes. Texts are the `error` names of
+ * docs/contracts.md.
  */
 
 #ifdef __cplusplus
@@ -29,7 +30,8 @@ typedef enum kvf_scope {
     KVF_SCOPE_NONE,     /**< nothing: KVF_OK */
     KVF_SCOPE_CALL,     /**< only this call; the caller has to change something */
     KVF_SCOPE_RETRY,    /**< nothing is lost; the same call may succeed later */
-    KVF_SCOPE_TRANSFER, /**< this transfer; the engine should prefill again or give up the request */
+    KVF_SCOPE_TRANSFER, /**< this transfer; the engine should prefill again or give up the request
+                         */
     KVF_SCOPE_PEER,     /**< everything that runs with this peer */
     KVF_SCOPE_AGENT     /**< the agent; start a new process */
 } kvf_scope_t;

@@ -11,10 +11,12 @@
 
 struct kvf_ucx;
 
-/** Anonymous pages (mmap, MADV_DONTDUMP, reserved lazily: memory is used only when touched). Static storage. */
+/** Anonymous pages (mmap, MADV_DONTDUMP, reserved lazily: memory is used only when touched). Static
+ * storage. */
 const kvf_mem_kind_t *kvf_mem_host(void);
 
-/** Shared memory allocated through UCX (MADV_DONTDUMP, MADV_DONTFORK), so that a peer on the machine can map it later.
+/** Shared memory allocated through UCX (MADV_DONTDUMP, MADV_DONTFORK), so that a peer on the
+ * machine can map it later.
  *  @param ucx          Outlives the row and its memory.
  *  @param[out] kind    Caller's memory. */
 void kvf_mem_shm_init(kvf_mem_kind_t *kind, struct kvf_ucx *ucx);

@@ -4,10 +4,12 @@
 
 /**
  * @file
- * What carries bytes from pages of this agent into pages of a peer. One table; ucx and sim are rows of it.
+ * What carries bytes from pages of this agent into pages of a peer. One table; ucx and sim are rows
+ * of it.
  *
- * The core cuts a transfer into windows of pieces; a mover carries a window and says when it is done. It knows nothing
- * about requests, grants or ordinals beyond the numbers that it takes along for the other end's check.
+ * The core cuts a transfer into windows of pieces; a mover carries a window and says when it is
+ * done. It knows nothing about requests, grants or ordinals beyond the numbers that it takes along
+ * for the other end's check.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -32,9 +34,9 @@ typedef struct kvf_window {
     uint64_t peer;
     kvf_piece_t *pieces;
     uint32_t n_pieces;
-    uint64_t bytes;  /**< sum over the pieces */
-    void *priv;      /**< the mover's while posted */
-    uint64_t owner;  /**< the poster's, untouched */
+    uint64_t bytes; /**< sum over the pieces */
+    void *priv;     /**< the mover's while posted */
+    uint64_t owner; /**< the poster's, untouched */
 } kvf_window_t;
 
 /** What a mover calls. Never from inside post; always on the thread that calls progress. */
@@ -47,12 +49,15 @@ typedef struct kvf_mover_sink {
      */
     void (*land)(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data);
     /**
-     * A posted window is done: no operation of it is outstanding at this end. Exactly once per accepted post.
+     * A posted window is done: no operation of it is outstanding at this end. Exactly once per
+     * accepted post.
      *
-     * @param status  KVF_OK: digests are written and every byte was handed over; or KVF_ERR_PEER_LOST, KVF_ERR_IO.
+     * @param status  KVF_OK: digests are written and every byte was handed over; or
+     * KVF_ERR_PEER_LOST, KVF_ERR_IO.
      */
     void (*moved)(void *ctx, kvf_window_t *window, kvf_status_t status);
-    /** The path to a peer broke; its windows are (or will be) reported by moved. At most once per connect. */
+    /** The path to a peer broke; its windows are (or will be) reported by moved. At most once per
+     * connect. */
     void (*broken)(void *ctx, uint64_t peer, const char *why);
     void *ctx;
 } kvf_mover_sink_t;
@@ -62,32 +67,37 @@ typedef struct kvf_mover kvf_mover_t;
 /** A row. All functions: agent thread only. None blocks. */
 typedef struct kvf_mover_ops {
     const char *name;
-    /** The other end's handler checks the grant before it copies: revoking a grant is proof that nothing will write
-     *  any more, and landed bytes are seen by the receiver itself. */
+    /** The other end's handler checks the grant before it copies: revoking a grant is proof that
+     * nothing will write any more, and landed bytes are seen by the receiver itself. */
     bool checked;
     /** Everything outstanding is reported by moved during the call. NULL is allowed. */
     void (*destroy)(kvf_mover_t *mover);
-    /** Write the address that goes into the hello. @return KVF_OK, or KVF_ERR_RANGE (cap too small). */
+    /** Write the address that goes into the hello. @return KVF_OK, or KVF_ERR_RANGE (cap too
+     * small). */
     kvf_status_t (*address)(kvf_mover_t *mover, void *buf, size_t cap, size_t *bytes_p);
     /** Make a path to a peer. @param peer  The caller's number, not 0, not connected now. */
-    kvf_status_t (*connect)(kvf_mover_t *mover, uint64_t peer, const void *address, size_t bytes, kvf_detail_t *detail);
-    /** Give the path up. Windows that are outstanding come back by moved, now or later. Unknown peers are ignored. */
+    kvf_status_t (*connect)(kvf_mover_t *mover, uint64_t peer, const void *address, size_t bytes,
+                            kvf_detail_t *detail);
+    /** Give the path up. Windows that are outstanding come back by moved, now or later. Unknown
+     * peers are ignored. */
     void (*disconnect)(kvf_mover_t *mover, uint64_t peer);
     /**
      * Start a window.
      *
-     * @return KVF_OK: moved follows, once. KVF_ERR_AGAIN: nothing started, post again after a progress. Else the path is
-     *         broken, nothing started.
+     * @return KVF_OK: moved follows, once. KVF_ERR_AGAIN: nothing started, post again after a
+     * progress. Else the path is broken, nothing started.
      * @cost no allocation, no system call of ours per piece
      */
     kvf_status_t (*post)(kvf_mover_t *mover, kvf_window_t *window);
     /** Advance. Bounded. @return How many things happened. */
     unsigned (*progress)(kvf_mover_t *mover);
-    /** @return A descriptor that becomes readable when progress has work after arm, or -1: poll by time. */
+    /** @return A descriptor that becomes readable when progress has work after arm, or -1: poll by
+     * time. */
     int (*fd)(kvf_mover_t *mover);
     /** @return true: sleeping on the descriptor is safe; false: call progress first. */
     bool (*arm)(kvf_mover_t *mover);
-    /** @return Longest sleep in microseconds while something is in flight, KVF_NEVER when wake-ups can be relied on. */
+    /** @return Longest sleep in microseconds while something is in flight, KVF_NEVER when wake-ups
+     * can be relied on. */
     uint64_t (*max_sleep_us)(kvf_mover_t *mover);
 } kvf_mover_ops_t;
 

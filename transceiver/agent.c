@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public functions: checks, pools, and the way to the agent's thread. */
+#include "kvmgr/base/size.h"
+#include "transceiver/agent_impl.h"
+#include "transceiver/mem/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- configuration ---- */
+
+void kvf_agent_config_init(kvf_agent_config_t *config) {
+    *config = (kvf_agent_config_t){
+        .mover = "auto",
+        .ucx_tls = "auto",
+        .ucx_devices = "auto",
+        .max_transfers = 256,
+        .frame_bytes = UINT64_C(16) << 20,
+        .window_bytes = UINT64_C(16) << 20,
+        .window_pieces = 4096,
+        .request_timeout_us = 30000000,
+        .lease_us = 30000000,
+        .quarantine_us = 10000000,
+        .heartbeat_us = 250000,
+        .suspect_us = 1000000,
+        .lost_us = 2000000,
+        .log_level = KVF_LOG_WARN,
+    };
+}
+
+static bool name_ok(const char *name) {
+    size_t n = name == NULL ? 0 : strnlen(name, KVF_MAX_ID_BYTES + 1);
+    for (size_t i = 0; i < n; i++) {
+        if ((unsigned char)name[i] <= 0x20 || (unsigned char)name[i] >= 0x7f) {
+            return false;
+        }
+    }
+    return n > 0 && n <= KVF_MAX_ID_BYTES;
+}
+
+static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t *detail) {
+    uint8_t any = 0;
+    for (size_t i = 0; i < KVF_KEY_BYTES; i++) {
+        any |= config->cluster_key[i];
+    }
+    if (!name_ok(config->instance)) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "instance must have 1 to %d printable bytes without blanks",
+                        KVF_MAX_ID_BYTES);
+    }
+    if (config->control_listen == NULL || config->mover == NULL || config->ucx_tls == NULL ||
+        config->ucx_devices == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "control_listen, mover, ucx_tls and ucx_devices must be set; start from "
+                        "kvf_agent_config_init()");
+    }
+    if (any == 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "cluster_key is empty; make one with `kvferry keygen FILE`");
+    }
+    for (size_t i = 0; i < config->n_peers; i++) {
+        if (!name_ok(config->peers[i])) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "peers[%zu] must be an instance or host:port",
+                            i);
+        }
+    }
+    if (config->layout == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "layout is missing");
+    }
+    if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0) {
+        bool later = strcmp(config->mover, "mapped") == 0 || strcmp(config->mover, "cuda") == 0 ||
+                     strcmp(config->mover, "nccl") == 0;
+        return kvf_fail(detail, later ? KVF_ERR_UNSUPPORTED : KVF_ERR_INVALID,
+                        "mover %.32s: this version has auto and ucx", config->mover);
+    }
+    if (config->max_transfers == 0 || config->window_bytes == 0 || config->window_pieces < 64 ||
+        config->request_timeout_us == 0 || config->lease_us == 0) {
+        return kvf_fail(
+            detail, KVF_ERR_INVALID,
+            "max_transfers, window_bytes, request_timeout_us and lease_us must be above "
+            "0, window_pieces at least 64");
+    }
+    if (config->frame_bytes < (UINT64_C(2) << 20) || config->frame_bytes > (UINT64_C(1) << 30)) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "frame_bytes is %" PRIu64 ", must be 2 MiB to 1 GiB", config->frame_bytes);
+    }
+    if (config->heartbeat_us == 0 || config->suspect_us < config->heartbeat_us ||
+        config->lost_us < config->suspect_us) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "heartbeat: 0 < period <= suspect <= lost must hold");
+    }
+    return kvf_layout_check(config->layout, detail);
+}
+
+static void write_log(void *ctx, kvf_log_level_t level, const char *text) {
+    kvf_agent_t *agent = ctx;
+    agent->log_cb(agent->log_ctx, (int)level, text);
+}
+
+/* ---- life ---- */
+
+static void agent_free(kvf_agent_t *agent) {
+    const kvf_alloc_t *alloc = agent->alloc;
+    for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
+        if (agent->pools[g].agent != NULL) {
+            kvf_pages_destroy(agent->pools[g].pages);
+            agent->pools[g].mem.kind->free(&agent->pools[g].mem);
+        }
+    }
+    kvf_ucx_destroy(agent->ucx);
+    for (size_t i = 0; agent->peers != NULL && i < agent->config.n_peers; i++) {
+        kvf_free(alloc, agent->peers[i]);
+    }
+    kvf_free(alloc, agent->peers);
+    for (size_t i = 0; i < sizeof(agent->strings) / sizeof(agent->strings[0]); i++) {
+        kvf_free(alloc, agent->strings[i]);
+    }
+    kvf_free(alloc, agent);
+}
+
+static kvf_status_t copy_config(kvf_agent_t *agent, const kvf_agent_config_t *config) {
+    const char **fields[] = {&agent->config.instance, &agent->config.control_listen,
+                             &agent->config.ucx_tls, &agent->config.ucx_devices};
+    agent->config = *config;
+    agent->config.mover = "ucx";
+    agent->layout = *config->layout;
+    agent->config.layout = &agent->layout;
+    agent->config.n_peers = 0;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        agent->strings[i] = kvf_strdup(agent->alloc, *fields[i]);
+        if (agent->strings[i] == NULL) {
+            return KVF_ERR_NO_MEMORY;
+        }
+        *fields[i] = agent->strings[i];
+    }
+    agent->peers = kvf_calloc(agent->alloc, config->n_peers + 1, sizeof(*agent->peers));
+    agent->config.peers = agent->peers;
+    for (size_t i = 0; agent->peers != NULL && i < config->n_peers; i++) {
+        agent->peers[i] = kvf_strdup(agent->alloc, config->peers[i]);
+        if (agent->peers[i] == NULL) {
+            return KVF_ERR_NO_MEMORY;
+        }
+        agent->config.n_peers++;
+    }
+    return agent->peers == NULL ? KVF_ERR_NO_MEMORY : KVF_OK;
+}
+
+kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **agent_p,
+                              kvf_detail_t *detail) {
+    const kvf_alloc_t *alloc = kvf_alloc_default();
+    kvf_status_t status = check_config(config, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    kvf_agent_t *agent = kvf_calloc(alloc, 1, sizeof(*agent));
+    if (agent == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for an agent");
+    }
+    agent->alloc = alloc;
+    agent->log_cb = config->log;
+    agent->log_ctx = config->log_ctx;
+    agent->log = config->log != NULL
+                     ? (kvf_log_t){write_log, agent, (kvf_log_level_t)config->log_level}
+                     : kvf_log_stderr((kvf_log_level_t)config->log_level);
+    status = copy_config(agent, config);
+    if (status != KVF_OK) {
+        (void)kvf_fail(detail, status, "no memory for an agent");
+        goto err_free;
+    }
+    kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices,
+                            agent->config.control_listen};
+    status = kvf_ucx_create(&ucx, alloc, &agent->log, &agent->ucx, detail);
+    if (status != KVF_OK) {
+        goto err_free;
+    }
+    kvf_mem_shm_init(&agent->shm, agent->ucx);
+    *agent_p = agent;
+    return KVF_OK;
+
+err_free:
+    agent_free(agent);
+    return status;
+}
+
+static kvf_status_t start(kvf_agent_t *agent, bool threaded, kvf_detail_t *detail) {
+    if (agent->loop != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "this agent was started before");
+    }
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        if (agent->pools[g].agent == NULL) {
+            return kvf_fail(detail, KVF_ERR_INVALID,
+                            "layer group %s has no pool; call kvf_pool_create() first",
+                            agent->layout.groups[g].name);
+        }
+    }
+    return kvf_loop_create(agent, threaded, &agent->loop, detail);
+}
+
+kvf_status_t kvf_agent_start_thread(kvf_agent_t *agent, kvf_detail_t *detail) {
+    return start(agent, true, detail);
+}
+
+kvf_status_t kvf_agent_start(kvf_agent_t *agent, kvf_detail_t *detail) {
+    return start(agent, false, detail);
+}
+
+void kvf_agent_progress(kvf_agent_t *agent) {
+    kvf_loop_progress(agent->loop);
+}
+
+int kvf_agent_fd(kvf_agent_t *agent) {
+    return kvf_loop_fd(agent->loop);
+}
+
+uint64_t kvf_agent_timeout_us(kvf_agent_t *agent) {
+    return kvf_loop_timeout_us(agent->loop);
+}
+
+static void call_shutdown(void *arg) {
+    kvf_core_shutdown(((kvf_agent_t *)arg)->core);
+}
+
+/* Also answers whether a page is still in doubt. */
+typedef struct goodbye_call {
+    kvf_agent_t *agent;
+    bool in_doubt;
+} goodbye_call_t;
+
+static void call_goodbye(void *arg) {
+    goodbye_call_t *call = arg;
+    for (uint32_t g = 0; g < call->agent->layout.n_groups; g++) {
+        const kvf_pages_t *pages = call->agent->pools[g].pages;
+        call->in_doubt |= kvf_pages_count(pages, KVF_PAGE_QUARANTINED) > 0 ||
+                          kvf_pages_count(pages, KVF_PAGE_POISONED) > 0 ||
+                          kvf_pages_count(pages, KVF_PAGE_WRITING) > 0;
+    }
+    if (!call->in_doubt) {
+        kvf_core_goodbye(call->agent->core);
+    }
+}
+
+kvf_status_t kvf_agent_destroy(kvf_agent_t *agent) {
+    if (agent == NULL) {
+        return KVF_OK;
+    }
+    if (agent->loop != NULL) {
+        goodbye_call_t goodbye = {agent, false};
+        kvf_loop_call(agent->loop, call_shutdown, agent);
+        if (!kvf_loop_wait_quiet(agent->loop,
+                                 kvf_time_after(agent->config.quarantine_us, 1000000))) {
+            return KVF_ERR_BUSY;
+        }
+        kvf_loop_call(agent->loop, call_goodbye, &goodbye);
+        if (goodbye.in_doubt) {
+            return KVF_ERR_BUSY;
+        }
+        kvf_loop_destroy(agent->loop);
+    }
+    agent_free(agent);
+    return KVF_OK;
+}
+
+kvf_status_t kvf_agent_address(kvf_agent_t *agent, char *address, size_t cap) {
+    if (agent->loop == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    const char *text = kvf_loop_address(agent->loop);
+    if (strlen(text) >= cap) {
+        return KVF_ERR_RANGE;
+    }
+    memcpy(address, text, strlen(text) + 1);
+    return KVF_OK;
+}
+
+void kvf_agent_incarnation(kvf_agent_t *agent, char hex[33]) {
+    static const kvf_incarnation_t none;
+    kvf_incarnation_text(agent->loop == NULL ? &none : kvf_core_incarnation(agent->core), hex);
+}
+
+/* ---- pools ---- */
+
+kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kvf_pool_t **pool_p,
+                             kvf_detail_t *detail) {
+    const kvf_mem_kind_t *kind = NULL;
+    uint64_t bytes;
+    if (agent->loop != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "pools are made before the agent is started");
+    }
+    if (desc->group_idx >= agent->layout.n_groups || agent->pools[desc->group_idx].agent != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "group_idx %" PRIu32 ": no such layer group, or it has a pool",
+                        desc->group_idx);
+    }
+    const kvf_layer_group_t *group = &agent->layout.groups[desc->group_idx];
+    if (desc->n_pages < 1 || desc->n_pages > INT32_MAX) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "group %s: n_pages is %" PRId64 ", must be 1 to 2^31-1", group->name,
+                        desc->n_pages);
+    }
+    if (desc->memory != NULL && strcmp(desc->memory, "host") == 0) {
+        kind = kvf_mem_host();
+    } else if (desc->memory != NULL && strcmp(desc->memory, "shm") == 0) {
+        kind = &agent->shm;
+    } else {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED, "memory %.32s: this version has host and shm",
+                        desc->memory == NULL ? "(none)" : desc->memory);
+    }
+    kvf_status_t status =
+        kvf_mul_u64((uint64_t)desc->n_pages, kvf_group_block_bytes(group), &bytes);
+    if (status != KVF_OK) {
+        return kvf_fail(detail, KVF_ERR_TOO_LARGE,
+                        "group %s: %" PRId64 " pages do not fit an address space", group->name,
+                        desc->n_pages);
+    }
+    kvf_pool_t *pool = &agent->pools[desc->group_idx];
+    status = kvf_pages_create(agent->alloc, desc->n_pages, &pool->pages);
+    if (status != KVF_OK) {
+        return kvf_fail(detail, status, "no memory for the records of %" PRId64 " pages",
+                        desc->n_pages);
+    }
+    status = kind->alloc(kind, bytes, &pool->mem, detail);
+    if (status != KVF_OK) {
+        kvf_pages_destroy(pool->pages);
+        return status;
+    }
+    pool->agent = agent;
+    pool->group_idx = desc->group_idx;
+    pool->page_bytes = kvf_group_block_bytes(group);
+    pool->n_pages = desc->n_pages;
+    *pool_p = pool;
+    return KVF_OK;
+}
+
+void *kvf_pool_page(const kvf_pool_t *pool, int32_t slot) {
+    return slot < 0 || slot >= pool->n_pages ? NULL
+                                             : pool->mem.base + (uint64_t)slot * pool->page_bytes;
+}
+
+/* Run a function where the agent's state may be touched. */
+static void call(kvf_agent_t *agent, void (*fn)(void *arg), void *arg) {
+    if (agent->loop == NULL) {
+        fn(arg);
+    } else {
+        kvf_loop_call(agent->loop, fn, arg);
+    }
+}
+
+typedef struct pool_call {
+    kvf_pool_t *pool;
+    int64_t n;
+    int32_t *acquired;
+    const int32_t *released;
+    kvf_pool_info_t *info;
+    kvf_status_t status;
+} pool_call_t;
+
+static void call_acquire(void *arg) {
+    pool_call_t *c = arg;
+    c->status = kvf_pages_acquire(c->pool->pages, c->n, c->acquired);
+}
+
+kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int32_t *slots) {
+    pool_call_t c = {.pool = pool, .n = n, .acquired = slots};
+    call(pool->agent, call_acquire, &c);
+    return c.status;
+}
+
+static void call_release(void *arg) {
+    pool_call_t *c = arg;
+    for (int64_t i = 0; i < c->n; i++) {
+        kvf_status_t status =
+            c->released[i] == -1 ? KVF_OK : kvf_pages_release(c->pool->pages, c->released[i]);
+        c->status = c->status == KVF_OK ? status : c->status;
+    }
+}
+
+kvf_status_t kvf_pool_release(kvf_pool_t *pool, int64_t n, const int32_t *slots) {
+    pool_call_t c = {.pool = pool, .n = n, .released = slots};
+    call(pool->agent, call_release, &c);
+    return c.status;
+}
+
+static void call_info(void *arg) {
+    pool_call_t *c = arg;
+    const kvf_pages_t *pages = c->pool->pages;
+    *c->info = (kvf_pool_info_t){
+        .group = c->pool->agent->layout.groups[c->pool->group_idx].name,
+        .memory = c->pool->mem.kind->name,
+        .page_bytes = c->pool->page_bytes,
+        .n_pages = c->pool->n_pages,
+        .poisoned = kvf_pages_count(pages, KVF_PAGE_POISONED),
+        .quarantined = kvf_pages_count(pages, KVF_PAGE_QUARANTINED),
+        .writing = kvf_pages_count(pages, KVF_PAGE_WRITING),
+        .reading = kvf_pages_count(pages, KVF_PAGE_READING),
+        .held = kvf_pages_count(pages, KVF_PAGE_HELD),
+        .cached = kvf_pages_count(pages, KVF_PAGE_CACHED),
+        .free = kvf_pages_count(pages, KVF_PAGE_FREE),
+    };
+}
+
+void kvf_pool_get_info(kvf_pool_t *pool, kvf_pool_info_t *info_p) {
+    pool_call_t c = {.pool = pool, .info = info_p};
+    call(pool->agent, call_info, &c);
+}
+
+/* ---- sends and receives: each hands its arguments to the agent's thread ---- */
+
+typedef struct request_call {
+    kvf_agent_t *agent;
+    uint64_t id;
+    const void *desc; /* of the function's own type */
+    kvf_event_cb cb;
+    void *ctx;
+    char *ticket;
+    size_t cap;
+    kvf_status_t reason;
+    kvf_detail_t *detail;
+    kvf_status_t status;
+} request_call_t;
+
+static kvf_status_t request(kvf_agent_t *agent, void (*fn)(void *arg), request_call_t *c) {
+    if (agent->loop == NULL) {
+        return kvf_fail(c->detail, KVF_ERR_INVALID, "the agent has not been started");
+    }
+    c->agent = agent;
+    kvf_loop_call(agent->loop, fn, c);
+    return c->status;
+}
+
+static void call_send_open(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_send_open(c->agent->core, c->desc, c->cb, c->ctx, &c->id, c->detail);
+}
+
+kvf_status_t kvf_send_open(kvf_agent_t *agent, const kvf_send_desc_t *desc, kvf_event_cb cb,
+                           void *ctx, kvf_send_t *send_p, kvf_detail_t *detail) {
+    request_call_t c = {.desc = desc, .cb = cb, .ctx = ctx, .detail = detail};
+    kvf_status_t status = request(agent, call_send_open, &c);
+    if (status == KVF_OK) {
+        send_p->id = c.id;
+    }
+    return status;
+}
+
+static void call_send_ticket(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_send_ticket(c->agent->core, c->id, c->ticket, c->cap);
+}
+
+kvf_status_t kvf_send_ticket(kvf_agent_t *agent, kvf_send_t send, char *ticket, size_t cap) {
+    request_call_t c = {.id = send.id, .ticket = ticket, .cap = cap};
+    return request(agent, call_send_ticket, &c);
+}
+
+static void call_send_ready(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_send_ready(c->agent->core, c->id, c->desc, c->detail);
+}
+
+kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send, const kvf_range_t *range,
+                            const void *fence, kvf_detail_t *detail) {
+    request_call_t c = {.id = send.id, .desc = range, .detail = detail};
+    if (fence != NULL) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "device fences: this version takes ranges that are written already");
+    }
+    return request(agent, call_send_ready, &c);
+}
+
+static void call_send_finish(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_send_finish(c->agent->core, c->id, c->desc, c->detail);
+}
+
+kvf_status_t kvf_send_finish(kvf_agent_t *agent, kvf_send_t send, const kvf_aux_t *aux,
+                             kvf_detail_t *detail) {
+    request_call_t c = {.id = send.id, .desc = aux, .detail = detail};
+    return request(agent, call_send_finish, &c);
+}
+
+static void call_send_cancel(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_send_cancel(c->agent->core, c->id, c->reason);
+}
+
+kvf_status_t kvf_send_cancel(kvf_agent_t *agent, kvf_send_t send, kvf_status_t reason) {
+    request_call_t c = {.id = send.id, .reason = reason};
+    return request(agent, call_send_cancel, &c);
+}
+
+static void call_recv_open(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_recv_open(c->agent->core, c->desc, c->cb, c->ctx, &c->id, c->detail);
+}
+
+kvf_status_t kvf_recv_open(kvf_agent_t *agent, const kvf_recv_desc_t *desc, kvf_event_cb cb,
+                           void *ctx, kvf_recv_t *recv_p, kvf_detail_t *detail) {
+    request_call_t c = {.desc = desc, .cb = cb, .ctx = ctx, .detail = detail};
+    kvf_status_t status = request(agent, call_recv_open, &c);
+    if (status == KVF_OK) {
+        recv_p->id = c.id;
+    }
+    return status;
+}
+
+static void call_recv_cancel(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_recv_cancel(c->agent->core, c->id);
+}
+
+kvf_status_t kvf_recv_cancel(kvf_agent_t *agent, kvf_recv_t recv) {
+    request_call_t c = {.id = recv.id};
+    return request(agent, call_recv_cancel, &c);
+}
+
+/* ---- looking in ---- */
+
+typedef struct look_call {
+    kvf_agent_t *agent;
+    kvf_peer_info_t *infos;
+    size_t cap, n;
+    kvf_counters_t *counters;
+} look_call_t;
+
+static void call_peers(void *arg) {
+    look_call_t *c = arg;
+    c->n = kvf_core_peers(c->agent->core, c->infos, c->cap);
+}
+
+size_t kvf_agent_get_peers(kvf_agent_t *agent, kvf_peer_info_t *infos, size_t cap) {
+    look_call_t c = {.agent = agent, .infos = infos, .cap = cap};
+    if (agent->loop != NULL) {
+        kvf_loop_call(agent->loop, call_peers, &c);
+    }
+    return c.n;
+}
+
+static void call_counters(void *arg) {
+    look_call_t *c = arg;
+    kvf_core_counters(c->agent->core, c->counters);
+}
+
+void kvf_agent_get_counters(kvf_agent_t *agent, kvf_counters_t *counters_p) {
+    look_call_t c = {.agent = agent, .counters = counters_p};
+    *counters_p = (kvf_counters_t){0};
+    if (agent->loop != NULL) {
+        kvf_loop_call(agent->loop, call_counters, &c);
+    }
+}

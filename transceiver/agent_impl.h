@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_AGENT_IMPL_H
+#define KVF_AGENT_IMPL_H
+
+/**
+ * @file
+ * The agent from inside: agent.c (the public functions, pools) and agent_loop.c (the thread that
+ * drives the core). Tests may include it to put a decorator around the mover.
+ */
+
+#include "kvmgr/base/mem.h"
+#include "transceiver/core.h"
+#include "transceiver/mover/ucx.h"
+
+typedef struct kvf_loop kvf_loop_t;
+
+struct kvf_pool {
+    kvf_agent_t *agent;
+    uint32_t group_idx;
+    kvf_mem_t mem;
+    kvf_pages_t *pages;
+    uint64_t page_bytes;
+    int64_t n_pages;
+};
+
+struct kvf_agent {
+    const kvf_alloc_t *alloc;
+    kvf_log_t log;
+    kvf_log_cb log_cb;
+    void *log_ctx;
+    kvf_agent_config_t config; /**< with copies of what it points to, but for peers */
+    kvf_layout_t layout;
+    char *strings[4]; /**< those copies */
+    const char **peers;
+    kvf_ucx_t *ucx;
+    kvf_mem_kind_t shm;
+    kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
+    kvf_core_t *core;
+    kvf_loop_t *loop; /**< NULL until started */
+    /** Tests: make the mover that is used out of the real one. */
+    kvf_status_t (*decorate)(void *ctx, kvf_mover_t *inner, kvf_mover_t **mover_p);
+    void *decorate_ctx;
+};
+
+/** Make the core and the loop of an agent; with a thread if `threaded`. @return as
+ * kvf_agent_start_thread(). */
+KVF_CHECK kvf_status_t kvf_loop_create(kvf_agent_t *agent, bool threaded, kvf_loop_t **loop_p,
+                                       kvf_detail_t *detail);
+
+/** Stop, close everything and free. Nothing may be busy. @thread any but the loop's own */
+void kvf_loop_destroy(kvf_loop_t *loop);
+
+/** Run fn(arg) on the agent's thread and wait for it; at once when that is the calling thread. */
+void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg);
+
+/** One turn, never blocking. @return Whether anything happened. @thread the driving one */
+bool kvf_loop_turn(kvf_loop_t *loop);
+
+/** Turn until nothing happens, and make the descriptor ready for sleep. @thread the driving one,
+ * not with a thread */
+void kvf_loop_progress(kvf_loop_t *loop);
+
+/** @return See kvf_agent_fd(), kvf_agent_timeout_us(). */
+int kvf_loop_fd(kvf_loop_t *loop);
+uint64_t kvf_loop_timeout_us(kvf_loop_t *loop);
+
+/** @return The control channel's address. Owned by the loop. */
+const char *kvf_loop_address(const kvf_loop_t *loop);
+
+/** Wait until the core is not busy, at most timeout_us; drives the loop itself without a thread.
+ *  @return Whether it is quiet. @thread any but the loop's own */
+bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us);
+
+#endif

@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
+#include "kernels/digest.h"
+#include "transceiver/agent_impl.h"
+#include "transceiver/control/control.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+/* Bytes digested per turn, so that messages and heartbeats are not kept waiting. */
+#define VERIFY_BYTES_PER_TURN (UINT64_C(4) << 20)
+#define MAX_INBOUND 1024
+#define BACKLOG_BYTES (UINT64_C(64) << 20)
+#define MAX_MOVER_ADDRESS_BYTES 8192
+
+/* A function to be run by the agent's thread. Lives on the stack of the waiting caller. */
+typedef struct loop_call {
+    void (*fn)(void *arg);
+    void *arg;
+    bool done;
+    struct loop_call *next;
+} loop_call_t;
+
+struct kvf_loop {
+    kvf_agent_t *agent;
+    uv_loop_t uv;
+    uv_async_t wake;
+    uv_timer_t timer; /* ends a sleep */
+    uv_poll_t poll;   /* the mover's descriptor */
+    bool polling;
+    kvf_control_t *control;
+    kvf_mover_t *mover;
+    kvf_verify_t *verify_first, *verify_last;
+    uint64_t events; /* things that happened; a turn without any may be followed by sleep */
+
+    bool threaded;
+    pthread_t thread; /* that drives: the agent's own, or the one that started the agent */
+    pthread_mutex_t lock;
+    pthread_cond_t cond; /* calls done, thread started, thread quiet */
+    loop_call_t *calls_first, *calls_last;
+    bool started, stop, quiet;
+    kvf_status_t status; /* of the start */
+    kvf_detail_t detail;
+};
+
+static void set_time(kvf_loop_t *loop) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    kvf_core_set_time(loop->agent->core, clock->now_us(clock->ctx));
+}
+
+/* ---- actions of the core ---- */
+
+static kvf_status_t do_dial(void *ctx, const char *address, uint64_t *conn_p,
+                            kvf_detail_t *detail) {
+    return kvf_control_dial(((kvf_loop_t *)ctx)->control, address, conn_p, detail);
+}
+
+static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
+    /* A connection that is gone, or has no memory left, is reported by its closed event. */
+    (void)kvf_control_send(((kvf_loop_t *)ctx)->control, conn, data, bytes);
+}
+
+static void do_close(void *ctx, uint64_t conn) {
+    kvf_control_close(((kvf_loop_t *)ctx)->control, conn);
+}
+
+static kvf_status_t do_mover_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                                     kvf_detail_t *detail) {
+    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
+    return mover->ops->connect(mover, peer, address, bytes, detail);
+}
+
+static void do_mover_disconnect(void *ctx, uint64_t peer) {
+    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
+    mover->ops->disconnect(mover, peer);
+}
+
+static kvf_status_t do_post(void *ctx, kvf_window_t *window) {
+    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
+    return mover->ops->post(mover, window);
+}
+
+static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
+    return kvf_pool_page(&((kvf_loop_t *)ctx)->agent->pools[group_idx], slot);
+}
+
+static void do_verify(void *ctx, kvf_verify_t *job) {
+    kvf_loop_t *loop = ctx;
+    job->next = NULL;
+    *(loop->verify_last != NULL ? &loop->verify_last->next : &loop->verify_first) = job;
+    loop->verify_last = job;
+}
+
+/* ---- events for the core ---- */
+
+static void on_opened(void *ctx, uint64_t conn, bool inbound, const char *address) {
+    kvf_loop_t *loop = ctx;
+    loop->events++;
+    set_time(loop);
+    kvf_core_opened(loop->agent->core, conn, inbound, address);
+}
+
+static void on_bytes(void *ctx, uint64_t conn, const uint8_t *data, size_t bytes) {
+    kvf_loop_t *loop = ctx;
+    loop->events++;
+    set_time(loop);
+    kvf_core_bytes(loop->agent->core, conn, data, bytes);
+}
+
+static void on_closed(void *ctx, uint64_t conn, const char *why) {
+    kvf_loop_t *loop = ctx;
+    loop->events++;
+    set_time(loop);
+    kvf_core_closed(loop->agent->core, conn, why);
+}
+
+static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+    kvf_loop_t *loop = ctx;
+    kvf_core_t *core = loop->agent->core;
+    if (kvf_core_grant_check(core, chunk) == KVF_OK) {
+        uint8_t *page = kvf_pool_page(&loop->agent->pools[chunk->group_idx], chunk->slot);
+        memcpy(page + chunk->offset, data, chunk->bytes);
+        kvf_core_landed(core, chunk);
+    }
+}
+
+static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
+    kvf_core_moved(((kvf_loop_t *)ctx)->agent->core, window, status);
+}
+
+static void on_broken(void *ctx, uint64_t peer, const char *why) {
+    kvf_core_broken(((kvf_loop_t *)ctx)->agent->core, peer, why);
+}
+
+/* ---- turns ---- */
+
+static bool run_calls(kvf_loop_t *loop) {
+    bool any = false;
+    (void)pthread_mutex_lock(&loop->lock);
+    while (loop->calls_first != NULL) {
+        loop_call_t *call = loop->calls_first;
+        loop->calls_first = call->next;
+        if (loop->calls_first == NULL) {
+            loop->calls_last = NULL;
+        }
+        (void)pthread_mutex_unlock(&loop->lock);
+        set_time(loop);
+        call->fn(call->arg);
+        any = true;
+        (void)pthread_mutex_lock(&loop->lock);
+        call->done = true;
+        (void)pthread_cond_broadcast(&loop->cond);
+    }
+    (void)pthread_mutex_unlock(&loop->lock);
+    return any;
+}
+
+static bool run_verify(kvf_loop_t *loop) {
+    uint64_t bytes = 0;
+    while (loop->verify_first != NULL && bytes < VERIFY_BYTES_PER_TURN) {
+        kvf_verify_t *job = loop->verify_first;
+        while (job->n_done < job->n_items && bytes < VERIFY_BYTES_PER_TURN) {
+            kvf_verify_item_t *item = &job->items[job->n_done++];
+            const uint8_t *page = kvf_pool_page(&loop->agent->pools[item->group_idx], item->slot);
+            item->digest = kvf_digest(page + item->offset, item->bytes);
+            bytes += item->bytes;
+        }
+        if (job->n_done == job->n_items) {
+            loop->verify_first = job->next;
+            if (loop->verify_first == NULL) {
+                loop->verify_last = NULL;
+            }
+            set_time(loop);
+            kvf_core_verified(loop->agent->core, job);
+        }
+    }
+    return bytes > 0;
+}
+
+bool kvf_loop_turn(kvf_loop_t *loop) {
+    kvf_core_t *core = loop->agent->core;
+    uint64_t before = loop->events;
+    bool any = false;
+    (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* read everything before anybody's silence is judged */
+    any |= run_calls(loop);
+    set_time(loop);
+    any |= loop->mover->ops->progress(loop->mover) > 0;
+    any |= run_verify(loop);
+    set_time(loop);
+    kvf_core_tick(core);
+    any |= kvf_core_pump(core);
+    any |= kvf_core_deliver(core);
+    return any || loop->events != before;
+}
+
+static void on_wake(uv_async_t *handle) {
+    (void)handle;
+}
+
+static void on_timer(uv_timer_t *handle) {
+    (void)handle;
+}
+
+static void on_poll(uv_poll_t *handle, int status, int events) {
+    kvf_loop_t *loop = handle->data;
+    (void)status;
+    (void)events;
+    /* The descriptor stays readable until the mover has made progress: watch it only while asleep.
+     */
+    (void)uv_poll_stop(&loop->poll);
+    loop->polling = false;
+}
+
+uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
+    kvf_core_t *core = loop->agent->core;
+    const kvf_clock_t *clock = kvf_clock_default();
+    uint64_t now = clock->now_us(clock->ctx), next = kvf_core_next_us(core);
+    uint64_t timeout = next == KVF_NEVER ? KVF_NEVER : next > now ? next - now : 0;
+    if (kvf_core_in_flight(core)) {
+        uint64_t most = loop->mover->ops->max_sleep_us(loop->mover);
+        timeout = most < timeout ? most : timeout;
+    }
+    return kvf_core_has_events(core) || loop->verify_first != NULL ? 0 : timeout;
+}
+
+/* Make everything that can happen wake the loop. @return false when something happened already. */
+static bool prepare_sleep(kvf_loop_t *loop) {
+    int fd = loop->mover->ops->fd(loop->mover);
+    if (!loop->mover->ops->arm(loop->mover)) {
+        return false;
+    }
+    if (fd >= 0 && !loop->polling) {
+        loop->polling = uv_poll_start(&loop->poll, UV_READABLE, on_poll) == 0;
+    }
+    return true;
+}
+
+static void sleep_once(kvf_loop_t *loop) {
+    uint64_t timeout = prepare_sleep(loop) ? kvf_loop_timeout_us(loop) : 0;
+    if (timeout == 0) {
+        return;
+    }
+    if (timeout != KVF_NEVER) {
+        uv_update_time(&loop->uv);
+        (void)uv_timer_start(&loop->timer, on_timer, (timeout + 999) / 1000, 0);
+    }
+    (void)uv_run(&loop->uv, UV_RUN_ONCE);
+    (void)uv_timer_stop(&loop->timer);
+}
+
+void kvf_loop_progress(kvf_loop_t *loop) {
+    /* Bounded: a caller's own work must not starve. What is left makes the timeout zero or the
+     * descriptor readable. */
+    for (int turns = 0; turns < 64 && kvf_loop_turn(loop); turns++) {
+    }
+    (void)prepare_sleep(loop);
+    (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* hands changed watches to the kernel */
+}
+
+int kvf_loop_fd(kvf_loop_t *loop) {
+    return uv_backend_fd(&loop->uv);
+}
+
+const char *kvf_loop_address(const kvf_loop_t *loop) {
+    return kvf_control_address(loop->control);
+}
+
+/* ---- start and stop ---- */
+
+static void close_handle(uv_handle_t *handle, void *arg) {
+    (void)arg;
+    if (!uv_is_closing(handle)) {
+        uv_close(handle, NULL);
+    }
+}
+
+static void loop_close(kvf_loop_t *loop) {
+    if (loop->mover != NULL) {
+        loop->mover->ops->destroy(loop->mover);
+        loop->mover = NULL;
+    }
+    kvf_control_destroy(loop->control);
+    loop->control = NULL;
+    kvf_core_destroy(loop->agent->core);
+    loop->agent->core = NULL;
+    uv_walk(&loop->uv, close_handle, NULL);
+    while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0) {
+    }
+    (void)uv_loop_close(&loop->uv);
+}
+
+static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
+    kvf_agent_t *agent = loop->agent;
+    kvf_core_config_t config = {
+        .agent = &agent->config,
+        .alloc = agent->alloc,
+        .rand = *kvf_rand_default(),
+        .log = &agent->log,
+        .out = {do_dial, do_write, do_close, do_mover_connect, do_mover_disconnect, do_post,
+                do_page, do_verify, loop},
+        .mover_name = loop->mover->ops->name,
+        .mover_checked = loop->mover->ops->checked,
+    };
+    uint8_t address[MAX_MOVER_ADDRESS_BYTES];
+    size_t address_bytes;
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        config.regions[g] =
+            (kvf_core_region_t){agent->pools[g].pages, agent->pools[g].mem.kind->type};
+    }
+    kvf_status_t status =
+        loop->mover->ops->address(loop->mover, address, sizeof(address), &address_bytes);
+    if (status != KVF_OK) {
+        return kvf_fail(detail, KVF_ERR_INTERNAL, "the mover's address is longer than %zu bytes",
+                        sizeof(address));
+    }
+    status = kvf_core_create(&config, &agent->core);
+    if (status == KVF_OK) {
+        set_time(loop);
+        status = kvf_core_set_addresses(agent->core, kvf_control_address(loop->control), address,
+                                        address_bytes);
+    }
+    return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for the agent");
+}
+
+/* Everything that belongs to the driving thread. */
+static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
+    kvf_agent_t *agent = loop->agent;
+    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, loop};
+    const kvf_control_config_t control = {agent->config.control_listen, BACKLOG_BYTES, MAX_INBOUND};
+    const kvf_control_events_t events = {on_opened, on_bytes, on_closed, loop};
+    if (uv_loop_init(&loop->uv) != 0) {
+        return kvf_fail(detail, KVF_ERR_IO, "no event loop: out of memory or descriptors");
+    }
+    kvf_status_t status = KVF_ERR_IO;
+    if (uv_async_init(&loop->uv, &loop->wake, on_wake) != 0 ||
+        uv_timer_init(&loop->uv, &loop->timer) != 0) {
+        (void)kvf_fail(detail, status, "no event loop: out of memory or descriptors");
+        goto err_close;
+    }
+    status = kvf_control_create(&control, &loop->uv, agent->alloc, &events, &loop->control, detail);
+    if (status != KVF_OK) {
+        goto err_close;
+    }
+    status = kvf_mover_ucx_create(agent->ucx, &sink, &loop->mover, detail);
+    if (status != KVF_OK) {
+        goto err_close;
+    }
+    if (agent->decorate != NULL) {
+        kvf_mover_t *outer;
+        status = agent->decorate(agent->decorate_ctx, loop->mover, &outer);
+        if (status != KVF_OK) {
+            goto err_close;
+        }
+        loop->mover = outer;
+    }
+    int fd = loop->mover->ops->fd(loop->mover);
+    if (fd >= 0 && uv_poll_init(&loop->uv, &loop->poll, fd) != 0) {
+        status = kvf_fail(detail, KVF_ERR_IO, "the mover's descriptor cannot be polled");
+        goto err_close;
+    }
+    loop->poll.data = loop;
+    status = make_core(loop, detail);
+    if (status != KVF_OK) {
+        goto err_close;
+    }
+    return KVF_OK;
+
+err_close:
+    loop_close(loop);
+    return status;
+}
+
+static void *thread_main(void *arg) {
+    kvf_loop_t *loop = arg;
+    kvf_status_t status = loop_open(loop, &loop->detail);
+    (void)pthread_mutex_lock(&loop->lock);
+    loop->status = status;
+    loop->started = true;
+    (void)pthread_cond_broadcast(&loop->cond);
+    (void)pthread_mutex_unlock(&loop->lock);
+    if (status != KVF_OK) {
+        return NULL;
+    }
+    for (;;) {
+        bool busy = kvf_loop_turn(loop);
+        (void)pthread_mutex_lock(&loop->lock);
+        bool stop = loop->stop;
+        bool quiet = !kvf_core_busy(loop->agent->core);
+        if (quiet != loop->quiet) {
+            loop->quiet = quiet;
+            (void)pthread_cond_broadcast(&loop->cond);
+        }
+        (void)pthread_mutex_unlock(&loop->lock);
+        if (stop) {
+            break;
+        }
+        if (!busy) {
+            sleep_once(loop);
+        }
+    }
+    loop_close(loop);
+    return NULL;
+}
+
+kvf_status_t kvf_loop_create(kvf_agent_t *agent, bool threaded, kvf_loop_t **loop_p,
+                             kvf_detail_t *detail) {
+    kvf_status_t status;
+    pthread_condattr_t attr;
+    kvf_loop_t *loop = kvf_calloc(agent->alloc, 1, sizeof(*loop));
+    if (loop == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent's loop");
+    }
+    loop->agent = agent;
+    loop->threaded = threaded;
+    (void)pthread_mutex_init(&loop->lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&loop->cond, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    if (!threaded) {
+        loop->thread = pthread_self();
+        status = loop_open(loop, detail);
+    } else if (pthread_create(&loop->thread, NULL, thread_main, loop) != 0) {
+        status = kvf_fail(detail, KVF_ERR_IO, "no thread for the agent");
+    } else {
+        (void)pthread_mutex_lock(&loop->lock);
+        while (!loop->started) {
+            (void)pthread_cond_wait(&loop->cond, &loop->lock);
+        }
+        status = loop->status;
+        (void)pthread_mutex_unlock(&loop->lock);
+        if (status != KVF_OK) {
+            (void)kvf_fail(detail, status, "%s", loop->detail.text);
+            (void)pthread_join(loop->thread, NULL);
+        }
+    }
+    if (status != KVF_OK) {
+        (void)pthread_cond_destroy(&loop->cond);
+        (void)pthread_mutex_destroy(&loop->lock);
+        kvf_free(agent->alloc, loop);
+        return status;
+    }
+    *loop_p = loop;
+    return KVF_OK;
+}
+
+void kvf_loop_destroy(kvf_loop_t *loop) {
+    if (loop->threaded) {
+        (void)pthread_mutex_lock(&loop->lock);
+        loop->stop = true;
+        (void)uv_async_send(&loop->wake);
+        (void)pthread_mutex_unlock(&loop->lock);
+        (void)pthread_join(loop->thread, NULL);
+    } else {
+        loop_close(loop);
+    }
+    (void)pthread_cond_destroy(&loop->cond);
+    (void)pthread_mutex_destroy(&loop->lock);
+    kvf_free(loop->agent->alloc, loop);
+}
+
+void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
+    loop_call_t call = {fn, arg, false, NULL};
+    if (!loop->threaded || pthread_equal(pthread_self(), loop->thread)) {
+        set_time(loop);
+        fn(arg);
+        return;
+    }
+    (void)pthread_mutex_lock(&loop->lock);
+    *(loop->calls_last != NULL ? &loop->calls_last->next : &loop->calls_first) = &call;
+    loop->calls_last = &call;
+    (void)uv_async_send(&loop->wake);
+    while (!call.done) {
+        (void)pthread_cond_wait(&loop->cond, &loop->lock);
+    }
+    (void)pthread_mutex_unlock(&loop->lock);
+}
+
+bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    uint64_t end = kvf_time_after(clock->now_us(clock->ctx), timeout_us);
+    bool quiet;
+    if (!loop->threaded) {
+        while (kvf_core_busy(loop->agent->core) && clock->now_us(clock->ctx) < end) {
+            if (!kvf_loop_turn(loop)) {
+                (void)usleep(200);
+            }
+        }
+        return !kvf_core_busy(loop->agent->core);
+    }
+    struct timespec until = {.tv_sec = (time_t)(end / 1000000),
+                             .tv_nsec = (long)(end % 1000000) * 1000};
+    (void)pthread_mutex_lock(&loop->lock);
+    while (!loop->quiet && pthread_cond_timedwait(&loop->cond, &loop->lock, &until) == 0) {
+    }
+    quiet = loop->quiet;
+    (void)pthread_mutex_unlock(&loop->lock);
+    return quiet;
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The core's registry: operations, their events to the caller, time, and whose turn it is. */
+#include "transceiver/core_impl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- operations ---- */
+
+void kvf_op_due(kvf_op_t *op) {
+    kvf_core_t *core = op->core;
+    if (op->queued) {
+        return;
+    }
+    op->queued = true;
+    op->due_next = NULL;
+    *(core->due_last != NULL ? &core->due_last->due_next : &core->due_first) = op;
+    core->due_last = op;
+}
+
+bool kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
+    if (op->ended) {
+        return false;
+    }
+    op->ended = true;
+    op->result_due = true;
+    op->status = status;
+    (void)snprintf(op->detail.text, sizeof(op->detail.text), "%s", message);
+    kvf_timer_set(&op->core->timers, &op->timer, KVF_NEVER);
+    kvf_log(op->core->log, KVF_LOG_DEBUG, "%s %s (%" PRIu64 "): %s%s%s",
+            op->kind == KVF_OP_SEND ? "send" : "receive", op->request_id, op->id,
+            kvf_status_name(status), message[0] == '\0' ? "" : ": ", message);
+    kvf_op_due(op);
+    return true;
+}
+
+void kvf_op_release(kvf_op_t *op) {
+    if (!op->released) {
+        op->released_due = true;
+        kvf_op_due(op);
+    }
+}
+
+static bool request_id_ok(const char *request_id) {
+    size_t n = request_id == NULL ? 0 : strnlen(request_id, KVF_MAX_ID_BYTES + 1);
+    if (n == 0 || n > KVF_MAX_ID_BYTES) {
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if ((unsigned char)request_id[i] < 0x20 || request_id[i] == 0x7f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, const char *request_id,
+                         kvf_event_cb cb, void *ctx,
+                         void (*on_timer)(kvf_timer_t *timer, void *owner), kvf_detail_t *detail) {
+    const kvf_alloc_t *hash_alloc = core->alloc;
+    if (!request_id_ok(request_id)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "request_id must have 1 to %d printable bytes",
+                        KVF_MAX_ID_BYTES);
+    }
+    if (cb == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "no callback: the result would be lost");
+    }
+    if (core->shutting_down) {
+        return kvf_fail(detail, KVF_ERR_CANCELLED, "this agent shuts down");
+    }
+    for (const kvf_op_t *other = core->ops; other != NULL; other = other->hh.next) {
+        if (other->kind == kind && !other->ended && strcmp(other->request_id, request_id) == 0) {
+            return kvf_fail(detail, KVF_ERR_DUPLICATE,
+                            "request %s is alive on this side; cancel it or use another id",
+                            request_id);
+        }
+    }
+    if (core->n_ops >= core->agent.max_transfers) {
+        return kvf_fail(detail, KVF_ERR_AGAIN,
+                        "%" PRIu32 " transfers are alive, the limit; retry when one has ended",
+                        core->n_ops);
+    }
+    op->core = core;
+    op->kind = kind;
+    op->cb = cb;
+    op->ctx = ctx;
+    op->opened_us = core->now_us;
+    (void)snprintf(op->request_id, sizeof(op->request_id), "%s", request_id);
+    if (kvf_timer_reserve(&core->timers, &op->timer, on_timer, op) != KVF_OK) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a transfer");
+    }
+    op->id = ++core->next_id;
+    HASH_ADD(hh, core->ops, id, sizeof(op->id), op);
+    if (!kvf_hashed(op)) {
+        kvf_timer_release(&core->timers, &op->timer);
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a transfer");
+    }
+    core->n_ops++;
+    *(kind == KVF_OP_SEND ? &core->counters.sends_live : &core->counters.recvs_live) += 1;
+    return KVF_OK;
+}
+
+/* The handle is gone, and it counts no more. */
+static void op_uncount(kvf_op_t *op) {
+    op->core->n_ops--;
+    *(op->kind == KVF_OP_SEND ? &op->core->counters.sends_live : &op->core->counters.recvs_live) -=
+        1;
+}
+
+static void op_unlink(kvf_op_t *op) {
+    kvf_core_t *core = op->core;
+    const kvf_alloc_t *hash_alloc = core->alloc;
+    kvf_peer_detach(op);
+    kvf_timer_release(&core->timers, &op->timer);
+    HASH_DEL(core->ops, op);
+}
+
+void kvf_op_cleanup(kvf_op_t *op) {
+    op_uncount(op);
+    op_unlink(op);
+}
+
+static void op_destroy(kvf_op_t *op) {
+    op_unlink(op);
+    if (op->kind == KVF_OP_SEND) {
+        kvf_send_destroy(op);
+    } else {
+        kvf_recv_destroy(op);
+    }
+}
+
+void kvf_op_reap(kvf_op_t *op) {
+    bool quiet = op->kind == KVF_OP_SEND ? kvf_send_quiet(op) : kvf_recv_quiet(op);
+    if (op->released && !op->queued && quiet) {
+        op_destroy(op);
+    }
+}
+
+kvf_op_t *kvf_op_find(kvf_core_t *core, uint64_t id, kvf_op_kind_t kind) {
+    kvf_op_t *op;
+    HASH_FIND(hh, core->ops, &id, sizeof(id), op);
+    return op != NULL && op->kind == kind && !op->released ? op : NULL;
+}
+
+kvf_status_t kvf_core_check_request(kvf_core_t *core, const kvf_lengths_t *lengths,
+                                    bool include_drafts, int64_t allocated_tokens,
+                                    int64_t cached_tokens, const kvf_table_t *tables,
+                                    uint32_t n_tables, kvf_wanted_t *wanted, kvf_detail_t *detail) {
+    const char *side = include_drafts ? "generation" : "context";
+    const kvf_cp_t whole = {1, 0};
+    if (tables == NULL || n_tables != core->layout.n_groups) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%" PRIu32 " tables for %" PRIu32 " layer groups",
+                        n_tables, core->layout.n_groups);
+    }
+    kvf_status_t status =
+        kvf_check_capacity(lengths, include_drafts, side, allocated_tokens, detail);
+    if (status != KVF_OK) {
+        core->counters.capacity_mismatches += status == KVF_ERR_CAPACITY_MISMATCH;
+        return status;
+    }
+    for (uint32_t g = 0; g < n_tables; g++) {
+        const kvf_layer_group_t *group = &core->layout.groups[g];
+        kvf_wanted_t live;
+        if (tables[g].n_blocks < 0 || (tables[g].n_blocks > 0 && tables[g].slots == NULL)) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "group %s: a table of %" PRId64 " blocks",
+                            group->name, tables[g].n_blocks);
+        }
+        status = kvf_wanted_init(lengths, group->tokens_per_block, group->window, group->sinks,
+                                 cached_tokens, whole, whole, &wanted[g], detail);
+        if (status == KVF_OK) {
+            status = kvf_wanted_init(lengths, group->tokens_per_block, group->window, group->sinks,
+                                     0, whole, whole, &live, detail);
+        }
+        if (status == KVF_OK) {
+            status = kvf_table_check(&tables[g], &live, side, group->name, core->alloc, detail);
+        }
+        /* What follows works with arrays of the prompt's length: no longer than a table that can
+         * cover it. */
+        if (status == KVF_OK && wanted[g].prompt_blocks > tables[g].n_blocks &&
+            wanted[g].prompt_blocks - tables[g].n_blocks >
+                kvf_pages_total(core->config.regions[g].pages)) {
+            status = kvf_fail(detail, KVF_ERR_TOO_LARGE,
+                              "group %s: a prompt of %" PRId64 " blocks, a pool of %" PRId64,
+                              group->name, wanted[g].prompt_blocks,
+                              kvf_pages_total(core->config.regions[g].pages));
+        }
+        if (status != KVF_OK) {
+            return status;
+        }
+    }
+    return KVF_OK;
+}
+
+/* ---- events to the caller ---- */
+
+static void deliver(kvf_op_t *op) {
+    kvf_core_t *core = op->core;
+    kvf_aux_t aux;
+    kvf_event_t base = {.message = "",
+                        .peer = op->peer == NULL ? "" : op->peer->instance,
+                        .mover = op->bytes > 0 ? core->config.mover_name : "",
+                        .bytes = op->bytes,
+                        .pages = op->pages,
+                        .pieces = op->pieces,
+                        .transfer_us = op->transfer_us,
+                        .exposed_us = op->exposed_us};
+    if (op->progress_due) {
+        kvf_event_t event = {.kind = KVF_EVENT_PROGRESS,
+                             .message = "",
+                             .peer = base.peer,
+                             .mover = core->config.mover_name};
+        op->progress_due = false;
+        if (kvf_recv_progress_event(op, &event)) {
+            op->cb(op->ctx, &event);
+        }
+    }
+    base.status = op->status;
+    base.message = op->detail.text;
+    if (op->kind == KVF_OP_RECV) {
+        kvf_recv_event(op, &base, &aux);
+    }
+    if (op->result_due) {
+        kvf_event_t event = base;
+        event.kind = KVF_EVENT_RESULT;
+        event.poisoned = NULL;
+        event.n_poisoned = 0;
+        op->result_due = false;
+        op->cb(op->ctx, &event);
+    }
+    if (op->released_due) {
+        base.kind = KVF_EVENT_RELEASED;
+        op->released_due = false;
+        op->released = true;
+        op_uncount(op);
+        op->cb(op->ctx, &base);
+    }
+}
+
+bool kvf_core_deliver(kvf_core_t *core) {
+    kvf_op_t *last = core->due_last;
+    if (core->due_first == NULL) {
+        return false;
+    }
+    /* Callbacks may cause more events; those wait for the next call. */
+    for (bool more = true; more;) {
+        kvf_op_t *op = core->due_first;
+        more = op != last;
+        core->due_first = op->due_next;
+        if (core->due_first == NULL) {
+            core->due_last = NULL;
+        }
+        op->queued = false;
+        deliver(op);
+        kvf_op_reap(op);
+    }
+    return true;
+}
+
+bool kvf_core_has_events(const kvf_core_t *core) {
+    return core->due_first != NULL;
+}
+
+/* ---- time and turns ---- */
+
+void kvf_core_set_time(kvf_core_t *core, uint64_t now_us) {
+    core->now_us = now_us > core->now_us ? now_us : core->now_us;
+}
+
+void kvf_core_tick(kvf_core_t *core) {
+    /* If we stood still (a debugger, a suspended machine) others' words wait unread: nobody is lost
+     * for that. */
+    if (core->now_us - core->ticked_us > core->agent.suspect_us) {
+        kvf_peers_rearm(core);
+    }
+    core->ticked_us = core->now_us;
+    kvf_timers_run(&core->timers, core->now_us);
+    kvf_links_reap(core);
+}
+
+uint64_t kvf_core_next_us(const kvf_core_t *core) {
+    return kvf_timers_next(&core->timers);
+}
+
+bool kvf_core_pump(kvf_core_t *core) {
+    bool any = false;
+    struct kvf_send_op *send = core->moving_first;
+    /* One window each, in turn. Who still has something to post went to the end of the list; a peer
+     * whose window is full does not hold up the others. */
+    for (uint32_t n = core->counters.sends_live; send != NULL && n > 0; n--) {
+        struct kvf_send_op *next = kvf_send_next_moving(send);
+        any |= kvf_send_pump(send) == KVF_OK;
+        send = next;
+    }
+    return any;
+}
+
+bool kvf_core_busy(const kvf_core_t *core) {
+    return core->n_ops > 0 || core->n_posted > 0 || core->n_verifying > 0;
+}
+
+bool kvf_core_in_flight(const kvf_core_t *core) {
+    return core->n_posted > 0 || core->n_landing > 0;
+}
+
+/* ---- life ---- */
+
+static int by_layer(const void *a, const void *b) {
+    uint32_t left = ((const kvf_core_layer_t *)a)->layer,
+             right = ((const kvf_core_layer_t *)b)->layer;
+    return (left > right) - (left < right);
+}
+
+static kvf_status_t copy_strings(kvf_core_t *core, const kvf_agent_config_t *from) {
+    char *instance = kvf_strdup(core->alloc, from->instance);
+    const char **peers = kvf_calloc(core->alloc, from->n_peers + 1, sizeof(*peers));
+    core->agent.instance = instance;
+    core->agent.peers = peers;
+    core->agent.n_peers = 0;
+    if (instance == NULL || peers == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < from->n_peers; i++) {
+        peers[i] = kvf_strdup(core->alloc, from->peers[i]);
+        if (peers[i] == NULL) {
+            return KVF_ERR_NO_MEMORY;
+        }
+        core->agent.n_peers++;
+    }
+    return KVF_OK;
+}
+
+kvf_status_t kvf_core_create(const kvf_core_config_t *config, kvf_core_t **core_p) {
+    kvf_core_t *core = kvf_calloc(config->alloc, 1, sizeof(*core));
+    if (core == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    core->config = *config;
+    core->agent = *config->agent;
+    core->alloc = config->alloc;
+    core->log = config->log;
+    core->out = config->out;
+    core->layout = *config->agent->layout;
+    core->agent.layout = &core->layout;
+    core->config.agent = &core->agent;
+    core->layout_digest = kvf_layout_digest(&core->layout);
+    config->rand.fill(config->rand.ctx, core->incarnation.bytes, sizeof(core->incarnation.bytes));
+    kvf_timers_init(&core->timers, core->alloc);
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        core->n_layers += core->layout.groups[g].n_layers;
+    }
+    core->layers = kvf_calloc(core->alloc, core->n_layers, sizeof(*core->layers));
+    if (core->layers == NULL || copy_strings(core, config->agent) != KVF_OK) {
+        kvf_core_destroy(core);
+        return KVF_ERR_NO_MEMORY;
+    }
+    for (uint32_t g = 0, n = 0; g < core->layout.n_groups; g++) {
+        for (uint32_t i = 0; i < core->layout.groups[g].n_layers; i++) {
+            core->layers[n++] = (kvf_core_layer_t){core->layout.groups[g].layers[i], g, i};
+        }
+    }
+    qsort(core->layers, core->n_layers, sizeof(*core->layers), by_layer);
+    *core_p = core;
+    return KVF_OK;
+}
+
+void kvf_core_destroy(kvf_core_t *core) {
+    if (core == NULL) {
+        return;
+    }
+    /* What is left are receives whose pages were poisoned and never healed. */
+    while (core->ops != NULL) {
+        op_destroy(core->ops);
+    }
+    kvf_peers_cleanup(core);
+    while (core->free_windows != NULL) {
+        kvf_window_t *window = core->free_windows;
+        core->free_windows = window->priv;
+        kvf_free(core->alloc, window);
+    }
+    for (size_t i = 0; core->agent.peers != NULL && i < core->agent.n_peers; i++) {
+        kvf_free(core->alloc, core->agent.peers[i]);
+    }
+    kvf_free(core->alloc, core->agent.peers);
+    kvf_free(core->alloc, core->agent.instance);
+    kvf_free(core->alloc, core->layers);
+    kvf_free(core->alloc, core->control_address);
+    kvf_free(core->alloc, core->mover_address);
+    kvf_timers_cleanup(&core->timers);
+    kvf_free(core->alloc, core);
+}
+
+kvf_status_t kvf_core_set_addresses(kvf_core_t *core, const char *control_address,
+                                    const void *mover_address, size_t mover_address_bytes) {
+    char *control = kvf_strdup(core->alloc, control_address);
+    uint8_t *mover = kvf_alloc(core->alloc, mover_address_bytes + 1);
+    if (control == NULL || mover == NULL) {
+        kvf_free(core->alloc, control);
+        kvf_free(core->alloc, mover);
+        return KVF_ERR_NO_MEMORY;
+    }
+    if (mover_address_bytes > 0) {
+        memcpy(mover, mover_address, mover_address_bytes);
+    }
+    kvf_free(core->alloc, core->control_address);
+    kvf_free(core->alloc, core->mover_address);
+    core->control_address = control;
+    core->mover_address = mover;
+    core->mover_address_bytes = mover_address_bytes;
+    return KVF_OK;
+}
+
+void kvf_core_shutdown(kvf_core_t *core) {
+    core->shutting_down = true;
+    for (kvf_op_t *op = core->ops, *next; op != NULL; op = next) {
+        next = op->hh.next;
+        (void)(op->kind == KVF_OP_SEND
+                   ? kvf_send_cancel_op(op, KVF_ERR_CANCELLED, "the context node shuts down")
+                   : kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "the generation node shuts down"));
+    }
+}
+
+void kvf_core_goodbye(kvf_core_t *core) {
+    kvf_peers_all_bye(core);
+}
+
+void kvf_core_counters(const kvf_core_t *core, kvf_counters_t *counters_p) {
+    *counters_p = core->counters;
+}
+
+const kvf_incarnation_t *kvf_core_incarnation(const kvf_core_t *core) {
+    return &core->incarnation;
+}
+
+void kvf_incarnation_text(const kvf_incarnation_t *incarnation, char hex[33]) {
+    for (size_t i = 0; i < sizeof(incarnation->bytes); i++) {
+        (void)snprintf(hex + 2 * i, 3, "%02x", incarnation->bytes[i]);
+    }
+}
+
+void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status) {
+    (void)core;
+    kvf_send_on_moved(window, status);
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CORE_H
+#define KVF_CORE_H
+
+/**
+ * @file
+ * The core: everything of an agent that decides. Peers, sends and receives are state machines;
+ * events come in by the functions below, actions go out through kvf_core_out_t. It reads no clock,
+ * opens no socket, posts no copy and touches no page: whoever drives it (the agent's loop, a test,
+ * the simulator) does that, and may do it later, slower or not at all.
+ *
+ * One thread. No function of the out table calls back into the core from inside. User callbacks run
+ * in kvf_core_deliver() only.
+ */
+
+#include "kvmgr/base/clock.h"
+#include "kvmgr/base/log.h"
+#include "kvmgr/base/mem.h"
+#include "kvmgr/pages.h"
+#include "proto/chunk.h"
+#include "transceiver/kvferry.h"
+#include "transceiver/mover/mover.h"
+
+typedef struct kvf_core kvf_core_t;
+
+/** Ranges of pages whose digests are to be computed by the driver. */
+#define KVF_VERIFY_ITEMS 64
+typedef struct kvf_verify_item {
+    uint32_t group_idx;
+    int32_t slot;
+    uint64_t offset;
+    uint64_t bytes;
+    uint64_t digest; /**< out: kvf_digest() of that range as it lies in the page */
+} kvf_verify_item_t;
+
+typedef struct kvf_verify {
+    struct kvf_verify *next; /**< the driver's while it has the job */
+    uint64_t recv_id;
+    uint32_t n_items;
+    uint32_t n_done; /**< the driver's: items digested so far */
+    kvf_verify_item_t items[KVF_VERIFY_ITEMS];
+} kvf_verify_t;
+
+/** Actions. None calls back into the core. */
+typedef struct kvf_core_out {
+    /** Connect; kvf_core_opened() or kvf_core_closed() follows. */
+    kvf_status_t (*dial)(void *ctx, const char *address, uint64_t *conn_p, kvf_detail_t *detail);
+    /** Send bytes (from the core's allocator, taken over). What cannot be sent ends the connection
+     * by kvf_core_closed(). */
+    void (*write)(void *ctx, uint64_t conn, uint8_t *data, size_t bytes);
+    /** Close after what was written has left; no event follows. */
+    void (*close)(void *ctx, uint64_t conn);
+    /** See kvf_mover_ops_t. */
+    kvf_status_t (*mover_connect)(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                                  kvf_detail_t *detail);
+    void (*mover_disconnect)(void *ctx, uint64_t peer);
+    kvf_status_t (*post)(void *ctx, kvf_window_t *window);
+    /** @return The memory of a slot of ours; the core only hands it on to the mover. */
+    const uint8_t *(*page)(void *ctx, uint32_t group_idx, int32_t slot);
+    /** Digest the items, then kvf_core_verified(). */
+    void (*verify)(void *ctx, kvf_verify_t *job);
+    void *ctx;
+} kvf_core_out_t;
+
+/** A pool as the core sees it. */
+typedef struct kvf_core_region {
+    kvf_pages_t *pages; /**< borrowed */
+    kvf_mem_type_t memory;
+} kvf_core_region_t;
+
+typedef struct kvf_core_config {
+    const kvf_agent_config_t *agent; /**< copied, with what it points to */
+    const kvf_alloc_t *alloc;        /**< outlives the core */
+    kvf_rand_t rand;
+    const kvf_log_t *log; /**< outlives the core */
+    kvf_core_out_t out;
+    kvf_core_region_t regions[KVF_MAX_GROUPS]; /**< one per layer group */
+    const char *mover_name;                    /**< static storage */
+    bool mover_checked;
+} kvf_core_config_t;
+
+/** @return KVF_OK, KVF_ERR_NO_MEMORY. What the config says has been checked by kvf_agent_create().
+ */
+KVF_CHECK kvf_status_t kvf_core_create(const kvf_core_config_t *config, kvf_core_t **core_p);
+
+/** Nothing may be alive (kvf_core_busy() false). NULL is allowed. */
+void kvf_core_destroy(kvf_core_t *core);
+
+/** Say where this agent can be reached and what its mover's address is, before the first
+ * connection. Copied. */
+KVF_CHECK kvf_status_t kvf_core_set_addresses(kvf_core_t *core, const char *control_address,
+                                              const void *mover_address,
+                                              size_t mover_address_bytes);
+
+/**
+ * Set the time; every event is taken to happen then. Does not fire anything.
+ *
+ * @param now_us  Never less than before.
+ */
+void kvf_core_set_time(kvf_core_t *core, uint64_t now_us);
+
+/** Fire the timers that are due. Call it once per turn, after everything readable has been read. */
+void kvf_core_tick(kvf_core_t *core);
+
+/** @return When kvf_core_tick() is needed next, or KVF_NEVER. */
+uint64_t kvf_core_next_us(const kvf_core_t *core);
+
+/** Post what may be posted now; call it after events, once per turn. @return Whether something was
+ * posted. */
+bool kvf_core_pump(kvf_core_t *core);
+
+/** Run the callbacks that are due. @return Whether any ran. */
+bool kvf_core_deliver(kvf_core_t *core);
+
+/** @return Whether kvf_core_deliver() has something to do. */
+bool kvf_core_has_events(const kvf_core_t *core);
+
+/** @return Whether sends, receives, posted windows or verify jobs are alive. */
+bool kvf_core_busy(const kvf_core_t *core);
+
+/** @return Whether windows are posted or chunks expected: the time to poll instead of to sleep. */
+bool kvf_core_in_flight(const kvf_core_t *core);
+
+/** Begin the end: cancel all sends and receives, refuse new ones. */
+void kvf_core_shutdown(kvf_core_t *core);
+/** Say goodbye to the peers and close every connection; when nothing is busy any more. */
+void kvf_core_goodbye(kvf_core_t *core);
+
+/* ---- events: connections ---- */
+void kvf_core_opened(kvf_core_t *core, uint64_t conn, bool inbound, const char *address);
+void kvf_core_bytes(kvf_core_t *core, uint64_t conn, const uint8_t *data, size_t bytes);
+void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why);
+
+/* ---- events: movers ---- */
+/**
+ * May this chunk be written? Checks transfer, grant, page, generation and range, and that none of
+ * its bytes came before.
+ *
+ * @return KVF_OK: write it, then kvf_core_landed(). Otherwise it was counted and must be dropped.
+ */
+KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk);
+/** The chunk that was just checked is in its page. */
+void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk);
+void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status);
+void kvf_core_broken(kvf_core_t *core, uint64_t peer, const char *why);
+void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job);
+
+/* ---- requests: the functions of kvferry.h ---- */
+KVF_CHECK kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc,
+                                          kvf_event_cb cb, void *ctx, uint64_t *id_p,
+                                          kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_core_send_ticket(kvf_core_t *core, uint64_t id, char *ticket,
+                                            size_t cap);
+KVF_CHECK kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
+                                           kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t *aux,
+                                            kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_core_send_cancel(kvf_core_t *core, uint64_t id, kvf_status_t reason);
+KVF_CHECK kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc,
+                                          kvf_event_cb cb, void *ctx, uint64_t *id_p,
+                                          kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id);
+size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap);
+void kvf_core_counters(const kvf_core_t *core, kvf_counters_t *counters_p);
+const kvf_incarnation_t *kvf_core_incarnation(const kvf_core_t *core);
+/** Write 32 hexadecimal digits and a zero. @thread any */
+void kvf_incarnation_text(const kvf_incarnation_t *incarnation, char hex[33]);
+
+#endif

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CORE_IMPL_H
+#define KVF_CORE_IMPL_H
+
+/**
+ * @file
+ * What the core's objects know of each other: core.c (registry, time, events to the caller), peer.c
+ * (connections and peers), send.c, recv.c. Only these include it.
+ */
+
+#include "proto/hello.h"
+#include "proto/ticket.h"
+#include "transceiver/core.h"
+#include "transceiver/hash.h"
+#include "transceiver/plan.h"
+#include "transceiver/timers.h"
+
+typedef struct kvf_peer kvf_peer_t;
+typedef struct kvf_link kvf_link_t;
+
+/* ---- operations: what send and recv have in common ---- */
+
+typedef enum kvf_op_kind { KVF_OP_SEND, KVF_OP_RECV } kvf_op_kind_t;
+
+/** A send or a receive. First member of both; owned by the core from open until its released event
+ * has been delivered and nothing of it is outstanding. */
+typedef struct kvf_op {
+    kvf_core_t *core;
+    kvf_op_kind_t kind;
+    uint64_t id; /**< of the handle; for a receive the counter of its transfer id, too */
+    kvf_event_cb cb;
+    void *ctx;
+    char request_id[KVF_MAX_ID_BYTES + 1];
+    kvf_peer_t *peer; /**< NULL while unknown; holds a reference */
+    kvf_timer_t timer;
+    uint64_t opened_us;
+    bool ended;          /**< it has a result; nothing new is started */
+    bool result_due;     /**< the result event waits for delivery */
+    bool released_due;   /**< the released event waits behind it */
+    bool progress_due;   /**< a progress event waits in front of both */
+    bool released;       /**< the released event was delivered: the handle is gone */
+    bool queued;         /**< is in the core's list of due events */
+    kvf_status_t status; /**< result */
+    kvf_detail_t detail;
+    uint64_t bytes, pages, pieces, transfer_us, exposed_us;
+    struct kvf_op *due_next;
+    struct kvf_op *peer_prev, *peer_next; /**< list of the peer's operations */
+    UT_hash_handle hh;                    /**< by id */
+} kvf_op_t;
+
+/* ---- connections and peers (peer.c) ---- */
+
+typedef enum kvf_link_state {
+    KVF_LINK_DIALLING,
+    KVF_LINK_PREAMBLE,
+    KVF_LINK_HELLO,
+    KVF_LINK_UP
+} kvf_link_state_t;
+
+/** One control connection. */
+struct kvf_link {
+    kvf_core_t *core;
+    uint64_t conn;
+    bool inbound;
+    bool dead; /**< closed; freed by kvf_links_reap(), when no function of its is on the stack */
+    kvf_link_state_t state;
+    kvf_peer_t *peer; /**< the dialled one, or the one whose hello was accepted */
+    char address[KVF_ADDRESS_BYTES];
+    kvf_timer_t timer;                        /**< for the handshake */
+    uint8_t preambles[2][KVF_PREAMBLE_BYTES]; /**< initiator's, responder's */
+    size_t preamble_used;                     /**< bytes of the other end's that came */
+    kvf_frame_parser_t parser;
+    kvf_link_t *next;  /**< list of the peer's links; later of the dead ones */
+    UT_hash_handle hh; /**< by conn */
+};
+
+/** Another agent: one incarnation of one instance. */
+struct kvf_peer {
+    kvf_core_t *core;
+    uint64_t number; /**< names it to the mover */
+    kvf_incarnation_t incarnation;
+    char instance[KVF_MAX_ID_BYTES + 1];
+    char address[KVF_ADDRESS_BYTES]; /**< of its control channel */
+    kvf_peer_state_t state;
+    char reason[KVF_DETAIL_BYTES];
+    kvf_link_t *links; /**< the first that is up is used to speak */
+    kvf_timer_t timer; /**< heartbeat */
+    uint64_t heard_us;
+    uint64_t sequence;    /**< of heartbeats */
+    kvf_status_t failing; /**< not KVF_OK: the timer is about to fail it, for `reason` */
+    uint64_t frame_bytes;
+    int64_t n_pages[KVF_MAX_GROUPS]; /**< its regions */
+    uint8_t *mover_address;
+    size_t mover_address_bytes;
+    bool mover_connected;
+    uint64_t window_bytes; /**< posted to it */
+    uint32_t window_pieces;
+    kvf_op_t *ops;
+    UT_hash_handle hh; /**< by incarnation */
+};
+
+/* link.c */
+/** Make the record of a connection. @return KVF_OK, KVF_ERR_NO_MEMORY. */
+KVF_CHECK kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound,
+                                       const char *address, kvf_link_t **link_p);
+/** Close a connection; harmless when it is dead already. */
+void kvf_link_close(kvf_link_t *link);
+/** Free links that were closed. */
+void kvf_links_reap(kvf_core_t *core);
+
+/* peer.c */
+/** Make our hello frame. */
+KVF_CHECK kvf_status_t kvf_core_pack_hello(kvf_core_t *core, const kvf_hello_binding_t *binding,
+                                           uint8_t **frame_p, size_t *bytes_p);
+/**
+ * Check a proven hello against ourselves, and find or make its peer.
+ *
+ * @param[in,out] peer_p  The peer that was dialled, or NULL on an inbound connection.
+ * @return KVF_OK; KVF_ERR_INCOMPATIBLE (the text names the field); KVF_ERR_NOT_ALLOWED;
+ * KVF_ERR_PEER_LOST (another incarnation than the one that was dialled answers); KVF_ERR_PROTOCOL;
+ * KVF_ERR_NO_MEMORY.
+ */
+KVF_CHECK kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello,
+                                       kvf_peer_t **peer_p, kvf_detail_t *detail);
+/** A connection of it is up: start what waits. */
+void kvf_peer_up(kvf_peer_t *peer);
+/** Something came from it. */
+void kvf_peer_heard(kvf_peer_t *peer);
+/** Find or make the peer of a ticket, and see to it that a connection to it is under way.
+ *  @return KVF_OK, or why it cannot be reached. */
+KVF_CHECK kvf_status_t kvf_peer_reach(kvf_core_t *core, const kvf_ticket_t *ticket,
+                                      kvf_peer_t **peer_p, kvf_detail_t *detail);
+/** @return Whether messages can be sent to it now. */
+bool kvf_peer_is_up(const kvf_peer_t *peer);
+/** Tie an operation to a peer, and undo it. */
+void kvf_peer_attach(kvf_peer_t *peer, kvf_op_t *op);
+void kvf_peer_detach(kvf_op_t *op);
+/** Send a message to a peer, if it is up. When that cannot be done (no memory) the peer is failed
+ * by the next tick. */
+void kvf_peer_tell(kvf_peer_t *peer, kvf_frame_type_t type, const ProtobufCMessage *message);
+/** Tell a peer that a transfer is over, and why. */
+void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
+                         const char *message);
+/** Connect the mover to a peer if it is not yet. */
+KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
+/** Everything that runs with this peer ends with `status`; its connections close. */
+void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status, const char *why);
+/** Say goodbye to all and close every connection. */
+void kvf_peers_all_bye(kvf_core_t *core);
+/** Free all peers and connections. */
+void kvf_peers_cleanup(kvf_core_t *core);
+/** This process stood still: nobody is judged by what it did not read meanwhile. */
+void kvf_peers_rearm(kvf_core_t *core);
+
+/* ---- the core ---- */
+
+#define KVF_TOMBSTONES 4096
+
+/** Why a ticket is no longer good. */
+typedef struct kvf_tombstone {
+    uint64_t send_id;
+    kvf_status_t status;
+} kvf_tombstone_t;
+
+/** Where a layer of the model is. */
+typedef struct kvf_core_layer {
+    uint32_t layer; /**< global id */
+    uint32_t group_idx;
+    uint32_t layer_idx; /**< in the group's list */
+} kvf_core_layer_t;
+
+struct kvf_core {
+    kvf_core_config_t config;
+    kvf_agent_config_t agent; /**< config.agent, with copied strings */
+    const kvf_alloc_t *alloc;
+    const kvf_log_t *log;
+    kvf_core_out_t out;
+    kvf_layout_t layout;
+    uint64_t layout_digest;
+    uint32_t n_layers;        /**< of all groups */
+    kvf_core_layer_t *layers; /**< n_layers, by ascending global id */
+    kvf_incarnation_t incarnation;
+    char *control_address;
+    uint8_t *mover_address;
+    size_t mover_address_bytes;
+
+    uint64_t now_us;
+    uint64_t ticked_us;
+    kvf_timers_t timers;
+    uint64_t next_id;   /**< of operations; never used again */
+    uint64_t next_peer; /**< of peers */
+    bool shutting_down;
+
+    kvf_op_t *ops;  /**< by id */
+    uint32_t n_ops; /**< not yet released */
+    kvf_op_t *due_first, *due_last;
+    kvf_peer_t *peers; /**< by incarnation */
+    kvf_link_t *links; /**< by conn */
+    kvf_link_t *dead_links;
+    kvf_counters_t counters;
+
+    kvf_window_t *free_windows;
+    uint32_t n_posted;
+    uint32_t n_verifying;
+    uint32_t n_landing; /**< receives that expect chunks */
+    struct kvf_send_op *moving_first,
+        *moving_last; /**< sends that have something to post, in turn */
+
+    kvf_tombstone_t tombstones[KVF_TOMBSTONES]; /**< ring of ended sends */
+    uint64_t n_tombstones;
+};
+
+/** Put an operation into the list of due events (once). */
+void kvf_op_due(kvf_op_t *op);
+/** Give it its one result; later calls are ignored. @return Whether this was the first. */
+bool kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message);
+/** Its pages are the caller's again. */
+void kvf_op_release(kvf_op_t *op);
+/** Register a new operation, with a timer. @return KVF_OK, KVF_ERR_INVALID, _DUPLICATE, _AGAIN,
+ * _NO_MEMORY. */
+KVF_CHECK kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind,
+                                   const char *request_id, kvf_event_cb cb, void *ctx,
+                                   void (*on_timer)(kvf_timer_t *timer, void *owner),
+                                   kvf_detail_t *detail);
+/** Undo kvf_op_init(); the memory stays. */
+void kvf_op_cleanup(kvf_op_t *op);
+/** Destroy it if its released event was delivered and nothing of it is outstanding. */
+void kvf_op_reap(kvf_op_t *op);
+/** @return The live operation of that id and kind, or NULL. */
+kvf_op_t *kvf_op_find(kvf_core_t *core, uint64_t id, kvf_op_kind_t kind);
+/** Tables of a request: number, capacity and every table's entries. */
+KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const kvf_lengths_t *lengths,
+                                              bool include_drafts, int64_t allocated_tokens,
+                                              int64_t cached_tokens, const kvf_table_t *tables,
+                                              uint32_t n_tables, kvf_wanted_t *wanted,
+                                              kvf_detail_t *detail);
+/* ---- what peers and the core tell operations ---- */
+void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request);
+void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
+                       const char *message);
+void kvf_send_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
+void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status);
+/** Post one window of a send. @return KVF_OK: posted, or nothing to post (then it left the list);
+ * KVF_ERR_AGAIN: no room. */
+kvf_status_t kvf_send_pump(struct kvf_send_op *send);
+struct kvf_send_op *kvf_send_next_moving(struct kvf_send_op *send);
+kvf_status_t kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
+void kvf_send_destroy(kvf_op_t *op);
+bool kvf_send_quiet(const kvf_op_t *op);
+
+void kvf_recv_on_peer_up(kvf_op_t *op);
+/** @param[out] kept_p  Set when the message is kept: then it must not be freed. */
+void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_p);
+bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
+                       const char *message);
+void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
+kvf_status_t kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
+void kvf_recv_destroy(kvf_op_t *op);
+bool kvf_recv_quiet(const kvf_op_t *op);
+/** Fill in a progress event. @return Whether there is progress that was not reported. */
+bool kvf_recv_progress_event(kvf_op_t *op, kvf_event_t *event);
+/** Fill the parts of a result or released event that only a receive has. */
+void kvf_recv_event(kvf_op_t *op, kvf_event_t *event, kvf_aux_t *aux);
+
+#endif
