@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transfer must move, counted token by token from the models' public descriptions.
+
+Nothing here comes from the program: a group is (name, layers, window, bytes of one token in one layer), and which
+blocks travel follows from asking of each position whether the next query sees it.
+"""
+
+BF16 = 2
+
+# name -> [(group, layers, window or None, bytes per token and layer)]
+PRESETS = {
+    # 18 layers, every sixth one full, window 512; one KV head of 256.
+    "gemma-3-270m": [("full", [5, 11, 17], None, 2 * 1 * 256 * BF16),
+                     ("swa", [i for i in range(18) if i not in (5, 11, 17)], 512, 2 * 1 * 256 * BF16)],
+    # 24 layers, sliding and full in turn, window 128; 8 KV heads of 64.
+    "gpt-oss-20b": [("full", list(range(1, 24, 2)), None, 2 * 8 * 64 * BF16),
+                    ("swa", list(range(0, 24, 2)), 128, 2 * 8 * 64 * BF16)],
+    # 32 full layers; 8 KV heads of 128.
+    "llama-3.1-8b": [("full", list(range(32)), None, 2 * 8 * 128 * BF16)],
+    # 61 layers of latent attention: 512 latent and 64 rotary elements a token, no separate values.
+    "mla-deepseek-v3": [("full", list(range(61)), None, (512 + 64) * BF16)],
+}
+
+
+def live_blocks(prompt, block, window):
+    """Ordinals that the query at position `prompt` can still see a part of; a last block counts in its full extent."""
+    live = []
+    for ordinal in range(-(-prompt // block)):
+        positions = range(ordinal * block, (ordinal + 1) * block)
+        # The query sees itself and the window - 1 positions before it.
+        if window is None or any(prompt - position < window for position in positions):
+            live.append(ordinal)
+    return live
+
+
+def moved(preset, block, prompt):
+    """(pages, bytes) that a request of so many prompt tokens moves, nothing being cached."""
+    pages = 0
+    total = 0
+    for _, layers, window, token_bytes in PRESETS[preset]:
+        n = len(live_blocks(prompt, block, window))
+        pages += n
+        total += n * block * len(layers) * token_bytes
+    return pages, total
