@@ -215,6 +215,9 @@ static void deliver(kvf_op_t *op) {
             op->cb(op->ctx, &event);
         }
     }
+    if (!op->result_due && !op->released_due) {
+        return;
+    }
     base.status = op->status;
     base.message = op->detail.text;
     if (op->kind == KVF_OP_RECV) {

@@ -101,6 +101,17 @@ static void end_reads(kvf_send_op_t *send, uint32_t n_groups, int64_t last_group
     }
 }
 
+/* The receiver's pages are out of reach: our last access to them has completed, or there was none.
+ */
+static void tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
+    Kvf__Wire__Drained drained;
+    Kvf__Wire__TransferId id;
+    kvf__wire__drained__init(&drained);
+    kvf_transfer_id_write(transfer, &id);
+    drained.transfer = &id;
+    kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
+}
+
 /* Nothing reads its pages any more. */
 static void finish_off(kvf_send_op_t *send) {
     kvf_core_t *core = send->op.core;
@@ -110,12 +121,7 @@ static void finish_off(kvf_send_op_t *send) {
     send->reading = false;
     end_reads(send, core->layout.n_groups, send->live[core->layout.n_groups - 1].prompt_blocks);
     if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL) {
-        Kvf__Wire__Drained drained;
-        kvf__wire__drained__init(&drained);
-        Kvf__Wire__TransferId id;
-        kvf_transfer_id_write(&send->transfer, &id);
-        drained.transfer = &id;
-        kvf_peer_tell(send->op.peer, KVF_FRAME_DRAINED, &drained.base);
+        tell_drained(send->op.peer, &send->transfer);
     }
     kvf_op_release(&send->op);
 }
@@ -531,6 +537,7 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
             kvf_log(core->log, KVF_LOG_INFO, "refused a request of %s: %s", peer->instance,
                     detail.text);
             kvf_peer_tell_abort(peer, &transfer, status, detail.text);
+            tell_drained(peer, &transfer);
             return;
         }
         status = start_plan(send, peer, request, &transfer, &detail);

@@ -1,0 +1,562 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cluster.h"
+
+#include "kernels/digest.h"
+#include "kvmgr/table.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAX_ENDS 256
+
+/* One end of a connection; ends are numbered from 1, the other end of 2k+1 is 2k+2. */
+typedef struct end {
+    node_t *node; /* NULL: a stranger */
+    bool open;
+    bool told; /* its node knows of it */
+    uint8_t *data;
+    size_t bytes; /* waiting to be read by this end */
+    bool closing; /* the other end closed: tell after the bytes */
+} end_t;
+
+struct cluster {
+    cluster_options_t options;
+    kvf_sim_net_t *net;
+    node_t nodes[CLUSTER_NODES];
+    size_t n_nodes;
+    end_t ends[MAX_ENDS + 1];
+    uint64_t n_ends;
+    uint64_t now_us;
+    bool hold;
+    void (*on_write)(uint8_t *data, size_t bytes);
+    uint8_t seed;
+};
+
+static uint64_t other(uint64_t conn) {
+    return conn % 2 == 1 ? conn + 1 : conn - 1;
+}
+
+/* ---- actions ---- */
+
+static uint64_t connect_to(cluster_t *cluster, node_t *from, node_t *to) {
+    cr_assert(cluster->n_ends + 2 <= MAX_ENDS);
+    uint64_t conn = cluster->n_ends + 1;
+    cluster->n_ends += 2;
+    cluster->ends[conn] = (end_t){.node = from, .open = true};
+    cluster->ends[conn + 1] = (end_t){.node = to, .open = to != NULL && !to->dead};
+    return conn;
+}
+
+static kvf_status_t do_dial(void *ctx, const char *address, uint64_t *conn_p,
+                            kvf_detail_t *detail) {
+    node_t *node = ctx;
+    (void)detail;
+    for (size_t i = 0; i < node->cluster->n_nodes; i++) {
+        if (strcmp(node->cluster->nodes[i].address, address) == 0) {
+            *conn_p = connect_to(node->cluster, node, &node->cluster->nodes[i]);
+            return KVF_OK;
+        }
+    }
+    return KVF_ERR_INVALID;
+}
+
+static void push(end_t *end, const uint8_t *data, size_t bytes) {
+    end->data = realloc(end->data, end->bytes + bytes);
+    memcpy(end->data + end->bytes, data, bytes);
+    end->bytes += bytes;
+}
+
+static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
+    node_t *node = ctx;
+    cluster_t *cluster = node->cluster;
+    if (cluster->on_write != NULL) {
+        cluster->on_write(data, bytes);
+    }
+    if (cluster->ends[other(conn)].open) {
+        push(&cluster->ends[other(conn)], data, bytes);
+    }
+    kvf_free(&node->alloc.table, data);
+}
+
+static void do_close(void *ctx, uint64_t conn) {
+    cluster_t *cluster = ((node_t *)ctx)->cluster;
+    cluster->ends[conn].open = false;
+    cluster->ends[other(conn)].closing = true;
+}
+
+static kvf_status_t do_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                               kvf_detail_t *detail) {
+    kvf_mover_t *mover = ((node_t *)ctx)->mover;
+    return mover->ops->connect(mover, peer, address, bytes, detail);
+}
+
+static void do_disconnect(void *ctx, uint64_t peer) {
+    kvf_mover_t *mover = ((node_t *)ctx)->mover;
+    mover->ops->disconnect(mover, peer);
+}
+
+static kvf_status_t do_post(void *ctx, kvf_window_t *window) {
+    kvf_mover_t *mover = ((node_t *)ctx)->mover;
+    return mover->ops->post(mover, window);
+}
+
+static uint8_t *page_of(node_t *node, uint32_t group_idx, int32_t slot) {
+    cr_assert(slot >= 0 && slot < node->n_pages);
+    return node->memory[group_idx] +
+           (uint64_t)slot * kvf_group_block_bytes(&node->layout.groups[group_idx]);
+}
+
+static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
+    return page_of(ctx, group_idx, slot);
+}
+
+static void do_verify(void *ctx, kvf_verify_t *job) {
+    node_t *node = ctx;
+    job->next = node->jobs;
+    node->jobs = job;
+}
+
+/* ---- events ---- */
+
+static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+    node_t *node = ctx;
+    if (kvf_core_grant_check(node->core, chunk) == KVF_OK) {
+        memcpy(page_of(node, chunk->group_idx, chunk->slot) + chunk->offset, data, chunk->bytes);
+        kvf_core_landed(node->core, chunk);
+    }
+}
+
+static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
+    kvf_core_moved(((node_t *)ctx)->core, window, status);
+}
+
+static void on_broken(void *ctx, uint64_t peer, const char *why) {
+    kvf_core_broken(((node_t *)ctx)->core, peer, why);
+}
+
+static uint8_t *find_page(void *ctx, uint64_t agent, uint32_t group_idx, int32_t slot) {
+    cluster_t *cluster = ctx;
+    node_t *node = &cluster->nodes[agent - 1];
+    return node->memory[group_idx] == NULL ? NULL : page_of(node, group_idx, slot);
+}
+
+static void fill_random(void *ctx, void *buf, size_t bytes) {
+    cluster_t *cluster = ctx;
+    for (size_t i = 0; i < bytes; i++) {
+        ((uint8_t *)buf)[i] = (uint8_t)(++cluster->seed * 37 + i);
+    }
+}
+
+/* ---- running ---- */
+
+static bool alive(const node_t *node) {
+    return node != NULL && !node->dead && !node->stopped;
+}
+
+static bool step_end(cluster_t *cluster, uint64_t conn) {
+    end_t *end = &cluster->ends[conn];
+    if (end->node == NULL || !alive(end->node) || !end->open) {
+        return false;
+    }
+    bool refused = conn % 2 == 1 && !end->told && !cluster->ends[conn + 1].open &&
+                   !cluster->ends[conn + 1].told;
+    if (refused) {
+        end->open = false;
+        kvf_core_closed(end->node->core, conn, "connection refused");
+        return true;
+    }
+    if (!end->told) {
+        end->told = true;
+        kvf_core_opened(end->node->core, conn, conn % 2 == 0, end->node->address);
+        return true;
+    }
+    if (end->bytes > 0) {
+        /* In two reads, so that frames arrive in pieces. */
+        size_t first = end->bytes > 1 ? end->bytes / 2 : 1, bytes = end->bytes;
+        uint8_t *data = end->data;
+        end->data = NULL;
+        end->bytes = 0;
+        kvf_core_bytes(end->node->core, conn, data, first);
+        if (bytes > first && end->open) {
+            kvf_core_bytes(end->node->core, conn, data + first, bytes - first);
+        }
+        free(data);
+        return true;
+    }
+    if (end->closing) {
+        end->open = false;
+        kvf_core_closed(end->node->core, conn, "connection reset");
+        return true;
+    }
+    return false;
+}
+
+static bool step_node(node_t *node) {
+    bool any = false;
+    if (node->core == NULL || !alive(node)) {
+        return false;
+    }
+    kvf_core_set_time(node->core, node->cluster->now_us);
+    any |= node->mover->ops->progress(node->mover) > 0;
+    while (node->jobs != NULL) {
+        kvf_verify_t *job = node->jobs;
+        node->jobs = job->next;
+        for (uint32_t i = 0; i < job->n_items; i++) {
+            kvf_verify_item_t *item = &job->items[i];
+            item->digest =
+                kvf_digest(page_of(node, item->group_idx, item->slot) + item->offset, item->bytes);
+        }
+        kvf_core_verified(node->core, job);
+        any = true;
+    }
+    kvf_core_tick(node->core);
+    any |= kvf_core_pump(node->core);
+    any |= kvf_core_deliver(node->core);
+    return any;
+}
+
+void cluster_run(cluster_t *cluster) {
+    for (bool any = true; any;) {
+        any = false;
+        for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+            if (cluster->ends[conn].node != NULL && cluster->ends[conn].node->core != NULL) {
+                kvf_core_set_time(cluster->ends[conn].node->core, cluster->now_us);
+            }
+            any |= step_end(cluster, conn);
+        }
+        for (size_t i = 0; i < cluster->n_nodes; i++) {
+            any |= step_node(&cluster->nodes[i]);
+        }
+        if (!cluster->hold) {
+            any |= kvf_sim_net_step(cluster->net, 0);
+        }
+    }
+}
+
+void cluster_advance(cluster_t *cluster, uint64_t us) {
+    uint64_t end = cluster->now_us + us;
+    while (cluster->now_us < end) {
+        cluster->now_us += end - cluster->now_us < 50000 ? end - cluster->now_us : 50000;
+        cluster_run(cluster);
+    }
+}
+
+void cluster_hold_chunks(cluster_t *cluster, bool hold) {
+    cluster->hold = hold;
+}
+
+kvf_sim_net_t *cluster_net(cluster_t *cluster) {
+    return cluster->net;
+}
+
+uint64_t cluster_now(const cluster_t *cluster) {
+    return cluster->now_us;
+}
+
+void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes)) {
+    cluster->on_write = fn;
+}
+
+void cluster_cut(cluster_t *cluster) {
+    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+        cluster->ends[conn].closing = true;
+        cluster->ends[conn].bytes = 0;
+    }
+    cluster_run(cluster);
+}
+
+uint64_t cluster_stranger(node_t *node, const void *data, size_t bytes) {
+    uint64_t conn = connect_to(node->cluster, NULL, node);
+    push(&node->cluster->ends[conn + 1], data, bytes);
+    return conn;
+}
+
+bool cluster_stranger_closed(cluster_t *cluster, uint64_t conn) {
+    return cluster->ends[conn].closing;
+}
+
+/* ---- nodes ---- */
+
+kvf_layout_t cluster_layout(void) {
+    return (kvf_layout_t){
+        .n_groups = 2,
+        .groups = {{.name = "full",
+                    .n_layers = 2,
+                    .layers = {1, 3},
+                    .tokens_per_block = 8,
+                    .kv_heads = 2,
+                    .head_dim = 64,
+                    .kv_factor = 2,
+                    .dtype = KVF_DTYPE_BF16},
+                   {.name = "swa",
+                    .n_layers = 3,
+                    .layers = {0, 2, 4},
+                    .window = 24,
+                    .tokens_per_block = 8,
+                    .kv_heads = 1,
+                    .head_dim = 72,
+                    .kv_factor = 2,
+                    .dtype = KVF_DTYPE_BF16}},
+    };
+}
+
+static void node_start(node_t *node) {
+    cluster_t *cluster = node->cluster;
+    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, node};
+    uint8_t address[64];
+    size_t address_bytes;
+    kvf_alloc_fail_init(&node->alloc, 0);
+    cr_assert_eq(kvf_mover_sim_create(cluster->net, node->number, &sink, &node->mover), KVF_OK);
+    cr_assert_eq(node->mover->ops->address(node->mover, address, sizeof(address), &address_bytes),
+                 KVF_OK);
+    kvf_core_config_t config = {
+        .agent = &node->config,
+        .alloc = &node->alloc.table,
+        .rand = {fill_random, cluster},
+        .out = {do_dial, do_write, do_close, do_connect, do_disconnect, do_post, do_page, do_verify,
+                node},
+        .mover_name = "sim",
+        .mover_checked = !cluster->options.one_sided,
+    };
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);
+        cr_assert_eq(kvf_pages_create(kvf_alloc_default(), node->n_pages, &node->pages[g]), KVF_OK);
+        node->memory[g] = calloc((size_t)node->n_pages, bytes);
+        config.regions[g] = (kvf_core_region_t){node->pages[g], KVF_MEM_FAKE};
+    }
+    cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
+    kvf_core_set_time(node->core, cluster->now_us);
+    cr_assert_eq(kvf_core_set_addresses(node->core, node->address, address, address_bytes), KVF_OK);
+    node->dead = false;
+}
+
+node_t *cluster_node(cluster_t *cluster, const kvf_layout_t *layout, int64_t n_pages,
+                     void (*config)(kvf_agent_config_t *config)) {
+    static const char *const names[] = {"node-1", "node-2", "node-3", "node-4"};
+    cr_assert(cluster->n_nodes < CLUSTER_NODES);
+    node_t *node = &cluster->nodes[cluster->n_nodes];
+    node->cluster = cluster;
+    node->number = ++cluster->n_nodes;
+    node->layout = *layout;
+    node->n_pages = n_pages;
+    (void)snprintf(node->address, sizeof(node->address), "127.0.0.1:%d", (int)node->number);
+    kvf_agent_config_init(&node->config);
+    node->config.instance = names[node->number - 1];
+    memset(node->config.cluster_key, 0x5a, sizeof(node->config.cluster_key));
+    node->config.layout = &node->layout;
+    if (config != NULL) {
+        config(&node->config);
+    }
+    node_start(node);
+    return node;
+}
+
+static void node_stop(node_t *node) {
+    node->mover->ops->destroy(node->mover);
+    kvf_core_destroy(node->core);
+    node->core = NULL;
+    node->mover = NULL;
+    node->jobs = NULL;
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        kvf_pages_destroy(node->pages[g]);
+        free(node->memory[g]);
+        node->pages[g] = NULL;
+        node->memory[g] = NULL;
+    }
+    cr_expect_eq(node->alloc.live, 0, "node %d leaked %d allocations", (int)node->number,
+                 (int)node->alloc.live);
+}
+
+void cluster_kill(node_t *node) {
+    cluster_t *cluster = node->cluster;
+    node->dead = true;
+    node->stopped = false;
+    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+        if (cluster->ends[conn].node == node) {
+            cluster->ends[conn].open = false;
+            cluster->ends[other(conn)].closing = true;
+        }
+    }
+    node_stop(node);
+}
+
+void cluster_restart(node_t *node) {
+    node_start(node);
+}
+
+cluster_t *cluster_create(const cluster_options_t *options) {
+    cluster_t *cluster = calloc(1, sizeof(*cluster));
+    cluster->options = *options;
+    cluster->now_us = 1000000;
+    kvf_sim_config_t sim = {.checked = !options->one_sided,
+                            .chunk_bytes = options->chunk_bytes == 0 ? 4096 : options->chunk_bytes,
+                            .find = find_page,
+                            .ctx = cluster};
+    cr_assert_eq(kvf_sim_net_create(&sim, kvf_alloc_default(), &cluster->net), KVF_OK);
+    return cluster;
+}
+
+void cluster_destroy(cluster_t *cluster) {
+    for (size_t i = 0; i < cluster->n_nodes; i++) {
+        if (cluster->nodes[i].core != NULL) {
+            node_stop(&cluster->nodes[i]);
+        }
+    }
+    kvf_sim_net_destroy(cluster->net);
+    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+        free(cluster->ends[conn].data);
+    }
+    free(cluster);
+}
+
+/* ---- what tests do with nodes ---- */
+
+void watch_event(void *ctx, const kvf_event_t *event) {
+    watch_t *watch = ctx;
+    switch (event->kind) {
+    case KVF_EVENT_PROGRESS:
+        cr_expect_eq(watch->results, 0, "progress after the result");
+        cr_expect_eq(event->layer_first, watch->layers, "progress leaves layers out");
+        watch->progress++;
+        watch->layers = event->layer_end;
+        break;
+    case KVF_EVENT_RESULT:
+        cr_expect_eq(watch->releases, 0, "released before the result");
+        watch->results++;
+        watch->status = event->status;
+        (void)snprintf(watch->message, sizeof(watch->message), "%s", event->message);
+        watch->bytes = event->bytes;
+        watch->pages = event->pages;
+        watch->pieces = event->pieces;
+        watch->n_missing = event->n_missing;
+        for (size_t i = 0; i < event->n_missing && i < 64; i++) {
+            watch->missing[i] = event->missing[i];
+        }
+        if (event->aux != NULL) {
+            watch->n_first_tokens = event->aux->n_first_tokens;
+            watch->n_draft_tokens = event->aux->n_draft_tokens;
+            for (size_t i = 0; i < event->aux->n_first_tokens && i < 8; i++) {
+                watch->first_tokens[i] = event->aux->first_tokens[i];
+            }
+        }
+        break;
+    case KVF_EVENT_RELEASED:
+        cr_expect_eq(watch->results, 1, "released without a result");
+        watch->releases++;
+        watch->n_poisoned = event->n_poisoned;
+        break;
+    }
+}
+
+uint8_t pattern(uint64_t content, uint32_t group_idx, int64_t ordinal, uint64_t offset) {
+    uint64_t x = content * 0x9e3779b97f4a7c15U + group_idx * 0xc2b2ae3d27d4eb4fU +
+                 (uint64_t)ordinal * 0x165667b19e3779f9U + offset * 0x27d4eb2f165667c5U;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9U;
+    return (uint8_t)(x >> 56);
+}
+
+/* Independent of the window code: a block is live if the next query, at position prompt, sees one
+ * of its positions. */
+static bool is_live(const kvf_layer_group_t *group, int64_t prompt, int64_t ordinal) {
+    for (int64_t token = ordinal * group->tokens_per_block;
+         token < (ordinal + 1) * group->tokens_per_block; token++) {
+        if (group->window == 0 || token > prompt - group->window || token < group->sinks) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void node_take(node_t *node, int64_t prompt, uint64_t content, int32_t slots[KVF_MAX_GROUPS][64],
+               kvf_table_t tables[KVF_MAX_GROUPS]) {
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        const kvf_layer_group_t *group = &node->layout.groups[g];
+        int64_t n = (prompt + group->tokens_per_block - 1) / group->tokens_per_block;
+        cr_assert(n <= 64);
+        tables[g] = (kvf_table_t){slots[g], n};
+        for (int64_t o = 0; o < n; o++) {
+            slots[g][o] = -1;
+            if (is_live(group, prompt, o)) {
+                cr_assert_eq(kvf_pages_acquire(node->pages[g], 1, &slots[g][o]), KVF_OK);
+                uint8_t *page = page_of(node, g, slots[g][o]);
+                for (uint64_t i = 0; i < kvf_group_block_bytes(group); i++) {
+                    page[i] = content == 0 ? 0 : pattern(content, g, o, i);
+                }
+            }
+        }
+    }
+}
+
+void node_give(node_t *node, kvf_table_t tables[KVF_MAX_GROUPS]) {
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        for (int64_t o = 0; o < tables[g].n_blocks; o++) {
+            if (tables[g].slots[o] != -1) {
+                cr_expect_eq(kvf_pages_release(node->pages[g], tables[g].slots[o]), KVF_OK);
+            }
+        }
+    }
+}
+
+uint64_t node_wrong(node_t *node, int64_t prompt, uint64_t content,
+                    kvf_table_t tables[KVF_MAX_GROUPS]) {
+    uint64_t wrong = 0;
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        const kvf_layer_group_t *group = &node->layout.groups[g];
+        for (int64_t o = 0; o * group->tokens_per_block < prompt; o++) {
+            for (uint64_t i = 0; is_live(group, prompt, o) && i < kvf_group_block_bytes(group);
+                 i++) {
+                wrong += page_of(node, g, tables[g].slots[o])[i] != pattern(content, g, o, i);
+            }
+        }
+    }
+    return wrong;
+}
+
+bool node_clean(const node_t *node) {
+    kvf_detail_t detail;
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        if (kvf_pages_audit(node->pages[g], &detail) != KVF_OK ||
+            kvf_pages_count(node->pages[g], KVF_PAGE_FREE) != node->n_pages) {
+            return false;
+        }
+    }
+    return true;
+}
+
+kvf_status_t node_offer(node_t *node, const char *request_id, int64_t prompt,
+                        const kvf_table_t *tables, watch_t *watch, uint64_t *id_p,
+                        char ticket[KVF_TICKET_BYTES]) {
+    const int32_t first = 42;
+    const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
+    const kvf_range_t all = {0, 5, prompt};
+    kvf_send_desc_t desc = {.request_id = request_id,
+                            .lengths = {.prompt_len = prompt},
+                            .allocated_tokens = prompt,
+                            .tables = tables,
+                            .n_tables = node->layout.n_groups};
+    kvf_core_set_time(node->core, node->cluster->now_us);
+    kvf_status_t status = kvf_core_send_open(node->core, &desc, watch_event, watch, id_p, NULL);
+    if (status == KVF_OK) {
+        status = kvf_core_send_ready(node->core, *id_p, &all, NULL);
+    }
+    if (status == KVF_OK) {
+        status = kvf_core_send_finish(node->core, *id_p, &aux, NULL);
+    }
+    return status == KVF_OK ? kvf_core_send_ticket(node->core, *id_p, ticket, KVF_TICKET_BYTES)
+                            : status;
+}
+
+kvf_status_t node_fetch(node_t *node, const char *request_id, const char *ticket, int64_t prompt,
+                        const kvf_table_t *tables, watch_t *watch, uint64_t *id_p,
+                        kvf_detail_t *detail) {
+    kvf_recv_desc_t desc = {.request_id = request_id,
+                            .ticket = ticket,
+                            .lengths = {.prompt_len = prompt},
+                            .allocated_tokens = prompt,
+                            .tables = tables,
+                            .n_tables = node->layout.n_groups};
+    kvf_core_set_time(node->core, node->cluster->now_us);
+    return kvf_core_recv_open(node->core, &desc, watch_event, watch, id_p, detail);
+}
