@@ -36,17 +36,14 @@ typedef struct kvf_http_route {
     void *ctx;
 } kvf_http_route_t;
 
-/** All fields are required. Borrowed during kvf_http_create(), but for the routes: until the end.
- */
+/** All fields are required. Borrowed during kvf_http_create(); the routes until the end. */
 typedef struct kvf_http_config {
-    const char
-        *listen; /**< "host:port", "[v6]:port", numeric; port 0 picks one; any address is allowed */
+    const char *listen; /**< "host:port", "[v6]:port", numeric, any address; port 0 picks one */
     const kvf_http_route_t *routes;
     size_t n_routes;
     uint64_t body_bytes; /**< longest request body */
     uint32_t max_conns;  /**< connections at once; more are closed at once */
-    uint32_t idle_s; /**< seconds without traffic after which a connection that has no request is
-                        closed */
+    uint32_t idle_s;     /**< seconds of silence that close a connection, unless a handler has it */
 } kvf_http_config_t;
 
 /**
@@ -55,7 +52,7 @@ typedef struct kvf_http_config {
  * @param alloc        Must be safe from any thread.
  * @param[out] http_p  kvf_http_destroy() it.
  * @return KVF_OK; KVF_ERR_INVALID (address, a zero limit); KVF_ERR_IO (address in use ...: the text
- * says what to do); KVF_ERR_NO_MEMORY.
+ *         says what to do); KVF_ERR_NO_MEMORY.
  * @thread any
  */
 KVF_CHECK kvf_status_t kvf_http_create(const kvf_http_config_t *config, const kvf_alloc_t *alloc,
