@@ -449,8 +449,8 @@ void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status
         (void)snprintf(peer->reason, sizeof(peer->reason), "%s", why);
     }
     if (news) {
-        kvf_log(core->log, KVF_LOG_WARN, "peer %s is %s: %s", peer->instance,
-                kvf_peer_state_name(state), peer->reason);
+        kvf_log(core->log, peer->ops == NULL ? KVF_LOG_INFO : KVF_LOG_WARN, "peer %s is %s: %s",
+                peer->instance, kvf_peer_state_name(state), peer->reason);
     }
     while (peer->links != NULL) {
         kvf_link_close(peer->links);
