@@ -150,7 +150,7 @@ class ReplayTest(unittest.TestCase):
             self.assertEqual(decode.calls, [])
 
     def test_failures_by_code(self):
-        self.write([entry(100 + k) for k in range(8)])
+        self.write([entry(100 + k) for k in range(10)])
 
         def at_prefill(path, body):
             if path == "/v1/prefill" and body["prompt_len"] == 100:
@@ -166,12 +166,15 @@ class ReplayTest(unittest.TestCase):
                     103: Answer(502, {"error": "peer_lost", "message": "killed", "recompute": True}),
                     104: Answer(200, dict(right, mismatched_bytes=4)),
                     105: Answer(200, dict(right, bytes="5")),
-                    106: Answer(500, b"\x00not json")}.get(tokens)
+                    106: Answer(500, b"\x00not json"),
+                    107: Answer(200, dict(right, mismatched_bytes=0)),
+                    108: Answer(200, dict(right, verify="off"))}.get(tokens)
 
         with FakeNode(at_prefill) as prefill, FakeNode(at_decode) as decode:
             summary, err = self.run_json([prefill], [decode], code=1)
-            self.assertEqual(summary["failed"], {"too_large": 1, "protocol": 3, "peer_lost": 2, "mismatch": 1})
-            self.assertEqual((summary["requests"], summary["ok"], summary["mismatched_bytes"]), (8, 1, 4))
+            self.assertEqual(summary["failed"], {"too_large": 1, "protocol": 3, "peer_lost": 2, "mismatch": 2})
+            self.assertEqual((summary["requests"], summary["ok"], summary["verified"],
+                              summary["mismatched_bytes"]), (10, 2, 1, 4))
             self.assertIn("line 1 (", err)
             self.assertIn("pool has 10 pages", err)
             # What failed after prefill is given up there, so that its pages come back; nothing else is.

@@ -171,6 +171,23 @@ class Node:
             raise AssertionError("/v1/status: %r" % reply)
         return reply.json
 
+    def pages(self):
+        """Pages of all pools by label. The labels of each pool add up to it, always."""
+        status = self.status()
+        for pool in status["pools"]:
+            if sum(pool["pages"].values()) != pool["total"]:
+                raise AssertionError("labels do not add up to the pool: %r" % pool)
+        if sum(status["pages"].values()) != status["pages_total"]:
+            raise AssertionError("labels do not add up to the pools: %r" % status)
+        return status["pages"]
+
+    def quiet(self):
+        """Nothing runs and every page is free."""
+        status = self.status()
+        counters = status["counters"]
+        return self.pages()["free"] == status["pages_total"] and status["transfers"]["running"] == 0 and \
+            counters["sends_live"] == 0 and counters["recvs_live"] == 0
+
     def metrics(self):
         reply = self.get("/metrics")
         if reply.status != 200:
@@ -250,8 +267,8 @@ class ClusterTest(unittest.TestCase):
                 self.assertEqual(code, 0, node.text())
 
     def assert_quiet(self, node, seconds=PATIENCE_S):
-        """Every page is free, and the labels add up to the pool."""
-        wait_for(lambda: self.pages_quiet(node), lambda: "all pages free: %s" % node.get("/v1/status"), seconds)
+        """Every page is free, the labels add up to the pool, and nothing runs."""
+        wait_for(node.quiet, lambda: "all pages free: %r\n%s" % (node.get("/v1/status").json, node.text()), seconds)
 
     def run_one(self, prefill, decode, request_id, prompt_len=600, **more):
         """A whole request that must go well; the decode node's answer."""

@@ -210,9 +210,13 @@ static void decode_done(job_t *job, const json_t *answer) {
     score->bytes += bytes;
     score->pages += pages;
     score->mismatched_bytes += mismatched;
-    if (mismatched > 0) {
+    /* Only a node that says so may leave a request unverified. */
+    const char *verify = json_string_value(json_object_get(answer, "verify"));
+    bool checks = verify == NULL || strcmp(verify, "off") != 0;
+    if (mismatched > 0 || (checks && !json_is_true(verified))) {
         char text[96];
-        (void)snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " bytes are wrong", mismatched,
+        (void)snprintf(text, sizeof(text),
+                       "not verified: %" PRIu64 " of %" PRIu64 " bytes are wrong", mismatched,
                        bytes);
         job_fail(job, "mismatch", text, false);
         return;
