@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
+#include <ucp/api/ucp.h>
 #include <unistd.h>
 
 #define SLOT_BYTES (UINT64_C(8) << 20)
@@ -29,7 +30,7 @@ typedef struct side {
     kvf_mover_t *mover;
     uint8_t *slots;
     uint64_t landed_bytes, n_landed, n_stray;
-    uint32_t n_moved, n_broken;
+    uint32_t n_moved, n_lost, n_broken;
     kvf_status_t status;
     kvf_window_t *last;
     uint64_t broken_peer;
@@ -53,6 +54,8 @@ static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
     side_t *side = ctx;
     side->n_moved++;
+    side->n_lost += status == KVF_ERR_PEER_LOST;
+    cr_assert(status == KVF_OK || status == KVF_ERR_PEER_LOST);
     side->last = window;
     side->status = status;
 }
@@ -147,9 +150,10 @@ static void run_until_landed(side_t *from, side_t *to, uint32_t n_moved, uint64_
     cr_assert_eq(from->status, KVF_OK);
 }
 
+static size_t transport_idx[] = {0, 1, 2};
+
 ParameterizedTestParameters(mover_ucx, sizes) {
-    static size_t idx[] = {0, 1, 2};
-    return cr_make_param_array(size_t, idx, N_TRANSPORTS);
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
 ParameterizedTest(size_t *idx, mover_ucx, sizes, .timeout = 60) {
@@ -183,4 +187,286 @@ ParameterizedTest(size_t *idx, mover_ucx, sizes, .timeout = 60) {
     side_close(&a);
     side_close(&b);
     free(source);
+}
+
+/* ---- windows
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525U + 1013904223U;
+    return *state >> 8;
+}
+
+ParameterizedTestParameters(mover_ucx, windows) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+/* Windows of up to 1000 pieces that tile the slots in a shuffled order, sizes odd and even. */
+ParameterizedTest(size_t *idx, mover_ucx, windows, .timeout = 60) {
+    enum { N_WINDOWS = 4, MAX_PIECES = 1000 };
+    static const uint32_t counts[N_WINDOWS] = {1, 3, 100, MAX_PIECES};
+    static kvf_piece_t pieces[N_WINDOWS][MAX_PIECES];
+    static uint64_t
+        source_of[N_SLOTS * SLOT_BYTES / 64]; /* of every 64 bytes: 1 + source position, 0 = none */
+    kvf_window_t windows[N_WINDOWS];
+    side_t a, b;
+    uint32_t random = 12345 + (uint32_t)*idx;
+    uint64_t at = 0, bytes = 0;
+    side_open(&a, transports[*idx]);
+    side_open(&b, transports[*idx]);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    uint8_t *source = make_source(SLOT_BYTES);
+    for (uint32_t w = 0; w < N_WINDOWS; w++) {
+        for (uint32_t i = 0; i < counts[w]; i++) {
+            const uint64_t units = 1 + next_random(&random) % (w < 2 ? 16000 : 600);
+            const uint64_t from = 64 * (next_random(&random) % (SLOT_BYTES / 64 - units));
+            at += 64 * (next_random(&random) % 3);
+            if (at % SLOT_BYTES + units * 64 > SLOT_BYTES) {
+                at += SLOT_BYTES - at % SLOT_BYTES;
+            }
+            cr_assert_leq(at + units * 64, N_SLOTS * SLOT_BYTES);
+            pieces[w][i] =
+                piece_at(source, from, units * 64, (int32_t)(at / SLOT_BYTES), at % SLOT_BYTES);
+            for (uint64_t u = 0; u < units; u++) {
+                source_of[at / 64 + u] = 1 + from + u * 64;
+            }
+            at += units * 64;
+        }
+        for (uint32_t i = counts[w] - 1; i > 0; i--) {
+            uint32_t j = next_random(&random) % (i + 1);
+            kvf_piece_t piece = pieces[w][i];
+            pieces[w][i] = pieces[w][j];
+            pieces[w][j] = piece;
+        }
+        windows[w] = window_of(pieces[w], counts[w]);
+        bytes += windows[w].bytes;
+        cr_assert_eq(a.mover->ops->post(a.mover, &windows[w]), KVF_OK);
+    }
+    run_until_landed(&a, &b, N_WINDOWS, bytes);
+    cr_assert_eq(b.n_stray, 0);
+    for (uint64_t i = 0; i < N_SLOTS * SLOT_BYTES; i++) {
+        const uint64_t from = source_of[i / 64];
+        if (b.slots[i] != (from == 0 ? FILL : byte_at(from - 1 + i % 64))) {
+            cr_assert_fail("byte %lu", (unsigned long)i);
+        }
+    }
+    for (uint32_t w = 0; w < N_WINDOWS; w++) {
+        for (uint32_t i = 0; i < counts[w]; i++) {
+            const kvf_piece_t *piece = &pieces[w][i];
+            cr_assert_eq(piece->digest, kvf_digest(piece->source, piece->bytes));
+        }
+    }
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
+Test(mover_ucx, a_full_queue_says_again, .timeout = 60) {
+    enum { N = 200 };
+    static kvf_piece_t pieces[N];
+    static kvf_window_t windows[N];
+    side_t a, b;
+    uint32_t posted = 0, refused = 0;
+    side_open(&a, "auto");
+    side_open(&b, "auto");
+    uint8_t *source = make_source(4096);
+    windows[0] = window_of(pieces, 0);
+    cr_assert_eq(a.mover->ops->post(a.mover, &windows[0]), KVF_ERR_PEER_LOST);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    cr_assert_eq(a.mover->ops->post(a.mover, &windows[0]),
+                 KVF_OK); /* no pieces: done all the same */
+    cr_assert_eq(a.n_moved, 0);
+    cr_assert_not(a.mover->ops->arm(a.mover));
+    run_until_landed(&a, &b, 1, 0);
+    for (uint32_t i = 0; i < N; i++) {
+        pieces[i] = piece_at(source, 0, 4096, 1, i * 4096);
+        windows[i] = window_of(&pieces[i], 1);
+        kvf_status_t status = a.mover->ops->post(a.mover, &windows[i]);
+        posted += status == KVF_OK;
+        refused += status == KVF_ERR_AGAIN;
+    }
+    cr_assert_eq(posted + refused, N);
+    cr_assert_gt(posted, 0);
+    cr_assert_gt(refused, 0, "the queue has no end");
+    run_until_landed(&a, &b, 1 + posted, posted * 4096);
+    for (uint32_t i = posted; i < posted + 4; i++) { /* room again */
+        cr_assert_eq(a.mover->ops->post(a.mover, &windows[i]), KVF_OK);
+    }
+    run_until_landed(&a, &b, 5 + posted, (posted + 4) * 4096);
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
+/* ---- ends
+ * -----------------------------------------------------------------------------------------------------
+ */
+
+#define N_BIG 12U
+
+typedef struct load {
+    uint8_t *source;
+    kvf_piece_t pieces[N_BIG];
+    kvf_window_t windows[N_BIG];
+} load_t;
+
+/* Far more than buffers between the two ends can hold. */
+static void post_load(load_t *load, side_t *side) {
+    load->source = make_source(SLOT_BYTES);
+    for (uint32_t i = 0; i < N_BIG; i++) {
+        load->pieces[i] = piece_at(load->source, 0, SLOT_BYTES, (int32_t)(i % N_SLOTS), 0);
+        load->windows[i] = window_of(&load->pieces[i], 1);
+        cr_assert_eq(side->mover->ops->post(side->mover, &load->windows[i]), KVF_OK);
+    }
+}
+
+/* Until every window came back. Returns how long it took. */
+static uint64_t wait_for_all(side_t *side, uint64_t patience_us) {
+    uint64_t start = now_us();
+    while (side->n_moved < N_BIG && now_us() - start < patience_us) {
+        (void)turn(side);
+    }
+    return now_us() - start;
+}
+
+ParameterizedTestParameters(mover_ucx, disconnect) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+ParameterizedTest(size_t *idx, mover_ucx, disconnect, .timeout = 60) {
+    side_t a, b;
+    load_t load;
+    side_open(&a, transports[*idx]);
+    side_open(&b, transports[*idx]);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    post_load(&load, &a);
+    while (b.n_landed < 3) {
+        (void)turn(&a);
+        (void)turn(&b);
+    }
+    const uint32_t before = a.n_moved;
+    a.mover->ops->disconnect(a.mover, 1);
+    cr_assert_eq(a.n_moved, before, "moved from inside disconnect");
+    cr_assert_eq(a.mover->ops->post(a.mover, &load.windows[0]), KVF_ERR_PEER_LOST);
+    cr_assert_lt(wait_for_all(&a, 5000000), 5000000);
+    cr_assert_eq(a.n_moved, N_BIG);
+    cr_assert_gt(a.n_lost, N_BIG / 2);
+    cr_assert_eq(a.n_broken, 0);
+    memset(load.source, 0, SLOT_BYTES); /* nothing of them is read any more */
+
+    /* The same number may be used for a new path at once. */
+    side_connect(&a, 1, b.address, b.address_bytes);
+    uint64_t end = now_us() + 1000000;
+    while (now_us() < end && turn(&b) + turn(&a) > 0) {
+    }
+    memset(b.slots, FILL, N_SLOTS * SLOT_BYTES);
+    a.n_moved = 0;
+    b.landed_bytes = 0;
+    load.pieces[0] = piece_at(load.source, 0, 5000, 6, 123);
+    load.windows[0] = window_of(load.pieces, 1);
+    cr_assert_eq(a.mover->ops->post(a.mover, &load.windows[0]), KVF_OK);
+    run_until_landed(&a, &b, 1, 5000);
+    cr_assert_eq(b.slots[6 * SLOT_BYTES + 123 + 4999], 0);
+    cr_assert_eq(b.slots[6 * SLOT_BYTES + 123 + 5000], FILL);
+    side_close(&a);
+    side_close(&b);
+    free(load.source);
+}
+
+ParameterizedTestParameters(mover_ucx, destroy) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+ParameterizedTest(size_t *idx, mover_ucx, destroy, .timeout = 60) {
+    side_t a, b;
+    load_t load;
+    side_open(&a, transports[*idx]);
+    side_open(&b, transports[*idx]);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    post_load(&load, &a);
+    while (b.n_landed < 3) {
+        (void)turn(&a);
+        (void)turn(&b);
+    }
+    a.mover->ops->destroy(a.mover);
+    cr_assert_eq(a.n_moved, N_BIG);
+    cr_assert_gt(a.n_lost, N_BIG / 2);
+    cr_assert_eq(a.n_broken, 0);
+    memset(load.source, 0, SLOT_BYTES);
+    kvf_ucx_destroy(a.ucx);
+    free(a.slots);
+    side_close(&b);
+    free(load.source);
+}
+
+/* A process that receives until it was told to stop reading; then it waits for its death. */
+static pid_t start_victim(const char *tls, uint64_t landings, int *from_p) {
+    int fds[2];
+    cr_assert_eq(pipe(fds), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        side_t b;
+        side_open(&b, tls);
+        if (write(fds[1], b.address, sizeof(b.address)) != (ssize_t)sizeof(b.address)) {
+            _exit(1);
+        }
+        while (b.n_landed < landings) {
+            (void)turn(&b);
+        }
+        (void)!write(fds[1], "x", 1);
+        for (;;) {
+            pause();
+        }
+    }
+    close(fds[1]);
+    *from_p = fds[0];
+    return pid;
+}
+
+ParameterizedTestParameters(mover_ucx, killed_peer) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+ParameterizedTest(size_t *idx, mover_ucx, killed_peer, .timeout = 60) {
+    const bool tells = strstr(transports[*idx], "posix,self") == NULL;
+    int from;
+    uint8_t address[sizeof(((side_t *)0)->address)];
+    char byte;
+    pid_t pid = start_victim(transports[*idx], 5, &from);
+    side_t a;
+    load_t load;
+    side_open(&a, transports[*idx]);
+    for (size_t n = 0; n < sizeof(address);) {
+        ssize_t got = read(from, address + n, sizeof(address) - n);
+        cr_assert_gt(got, 0);
+        n += (size_t)got;
+    }
+    side_connect(&a, 1, address, sizeof(address));
+    post_load(&load, &a);
+    cr_assert_eq(fcntl(from, F_SETFL, O_NONBLOCK), 0);
+    while (read(from, &byte, 1) != 1) {
+        (void)turn(&a);
+    }
+    cr_assert_eq(kill(pid, SIGKILL), 0);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    uint64_t took = wait_for_all(&a, tells ? 10000000 : 3000000);
+    if (tells) {
+        cr_assert_lt(took, 2000000);
+        cr_assert_eq(a.n_broken, 1);
+        cr_assert_eq(a.broken_peer, 1);
+        cr_assert_eq(a.mover->ops->post(a.mover, &load.windows[0]), KVF_ERR_PEER_LOST);
+    }
+    a.mover->ops->disconnect(a.mover, 1);
+    cr_assert_lt(wait_for_all(&a, 5000000), 5000000);
+    cr_assert_eq(a.n_moved, N_BIG);
+    cr_assert_gt(a.n_lost, N_BIG / 2);
+    for (int i = 0; i < 1000; i++) {
+        (void)turn(&a);
+    }
+    cr_assert_eq(a.n_moved, N_BIG);
+    cr_assert_eq(a.n_broken, tells ? 1 : a.n_broken);
+    close(from);
+    side_close(&a);
+    free(load.source);
 }

@@ -134,15 +134,22 @@ static void device_of(const char *host, char name[IF_NAMESIZE]) {
     freeifaddrs(all);
 }
 
-/* Whether a comma-separated list has a word. */
-static bool has_word(const char *list, const char *word) {
-    size_t bytes = strlen(word);
-    for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
-        if ((at == list || at[-1] == ',') && (at[bytes] == '\0' || at[bytes] == ',')) {
-            return true;
+/* Whether a comma-separated list has a word of another such list, or (all) nothing else. */
+static bool has_word(const char *list, const char *words, bool all) {
+    size_t bytes;
+    for (const char *at = list; *at != '\0'; at += bytes + (at[bytes] == ',')) {
+        bytes = strcspn(at, ",");
+        bool found = false;
+        for (const char *word = words; *word != '\0' && !found;) {
+            size_t n = strcspn(word, ",");
+            found = n == bytes && memcmp(word, at, n) == 0;
+            word += n + (word[n] == ',');
+        }
+        if (found != all) {
+            return found;
         }
     }
-    return false;
+    return all;
 }
 
 static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *wanted,
@@ -159,13 +166,10 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         device_of(wanted->listen_host, device);
         devices = device;
     }
-    const bool tcp = has_word(tls, "tcp");
-    const bool posix = has_word(tls, "posix"), sysv = has_word(tls, "sysv");
-    /* With nothing that reports broken paths by itself, shared memory has to: a peer's death is
-     * then seen at the next keepalive, and only if there was room for its message. */
-    const bool silent = !tcp && (posix || sysv) && !has_word(tls, "all") &&
-                        strstr(tls, "rc") == NULL && strstr(tls, "dc") == NULL &&
-                        strstr(tls, "ud") == NULL;
+    const bool tcp = has_word(tls, "tcp", false);
+    /* When nothing else reports broken paths, shared memory has to: a peer's death is then seen at
+     * the next keepalive, and only while there is room for its message. */
+    const bool silent = has_word(tls, "posix,sysv,cma,self", true);
     const struct {
         bool wanted;
         const char *name;
@@ -178,8 +182,8 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         /* A chunk of the mover in one segment: it is handed over where it was received. */
         {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
         {tcp, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "1m"},
-        {silent && posix, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
-        {silent && sysv, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent && has_word(tls, "posix", false), "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent && has_word(tls, "sysv", false), "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent, "KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "1s"},
     };
     ucp_get_version(&major, &minor, &release);
