@@ -19,10 +19,7 @@ void kvf_op_due(kvf_op_t *op) {
     core->due_last = op;
 }
 
-bool kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
-    if (op->ended) {
-        return false;
-    }
+void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
     op->ended = true;
     op->result_due = true;
     op->status = status;
@@ -32,7 +29,6 @@ bool kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
             op->kind == KVF_OP_SEND ? "send" : "receive", op->request_id, op->id,
             kvf_status_name(status), message[0] == '\0' ? "" : ": ", message);
     kvf_op_due(op);
-    return true;
 }
 
 void kvf_op_release(kvf_op_t *op) {

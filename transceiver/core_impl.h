@@ -212,8 +212,8 @@ struct kvf_core {
 
 /** Put an operation into the list of due events (once). */
 void kvf_op_due(kvf_op_t *op);
-/** Give it its one result; later calls are ignored. @return Whether this was the first. */
-bool kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message);
+/** Give it its one result; it must not have one. Disarms its timer. */
+void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message);
 /** Its pages are the caller's again. */
 void kvf_op_release(kvf_op_t *op);
 /** Register a new operation, with a timer. @return KVF_OK, KVF_ERR_INVALID, _DUPLICATE, _AGAIN,

@@ -3,39 +3,105 @@
 #include "transceiver/mover/ucx_context.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
+
+#define ADVICE                                                                                     \
+    "ask for less, raise it (mount -o remount,size=SIZE /dev/shm; docker run --shm-size), or use " \
+    "memory of kind host"
+
+/* When there is no room, UCX gives private memory instead, and says so nowhere. */
+static bool is_shared(const void *base) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t cap = 0;
+    bool shared = false;
+    if (maps == NULL) {
+        return false;
+    }
+    while (getline(&line, &cap, maps) > 0) {
+        char *at = line;
+        if (strtoull(line, &at, 16) == (uintptr_t)base) {
+            char kind = '-';
+            shared = sscanf(at, "-%*s %*3c%c", &kind) == 1 && kind == 's';
+            break;
+        }
+    }
+    free(line);
+    (void)fclose(maps);
+    return shared;
+}
+
+/* UCX finds out that a file system is full by filling it. */
+static bool fits(const kvf_ucx_t *ucx, uint64_t bytes, uint64_t *free_p) {
+    const char *dir = getenv("UCX_POSIX_DIR");
+    struct statvfs fs;
+    if (!ucx->posix_memory || statvfs(dir != NULL ? dir : "/dev/shm", &fs) != 0) {
+        return true;
+    }
+    *free_p = (uint64_t)fs.f_bavail * fs.f_frsize;
+    return bytes <= *free_p;
+}
 
 static kvf_status_t shm_alloc(const kvf_mem_kind_t *kind, uint64_t bytes, kvf_mem_t *mem_p,
                               kvf_detail_t *detail) {
     kvf_ucx_t *ucx = kind->ctx;
-    ucp_mem_map_params_t params = {
+    const ucp_mem_map_params_t params = {
         .field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-        .length = bytes,
-        .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK,
+        .length = (size_t)bytes,
+        .flags = UCP_MEM_MAP_ALLOCATE,
     };
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
-    ucp_mem_h memh;
-    ucs_status_t status = ucp_mem_map(ucx->context, &params, &memh);
+    kvf_ucx_scope_t scope;
+    uint64_t free_bytes = 0;
+    ucp_mem_h handle;
+
+    if (!ucx->posix_memory && !ucx->sysv_memory) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "ucx tls \"%s\" makes no shared memory: add posix, or use memory of kind "
+                        "host",
+                        ucx->tls);
+    }
+    if (!fits(ucx, bytes, &free_bytes)) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY,
+                        "%" PRIu64 " bytes of shared memory: /dev/shm has %" PRIu64
+                        " bytes free; " ADVICE,
+                        bytes, free_bytes);
+    }
+    kvf_ucx_scope_enter(&scope, &ucx->log);
+    ucs_status_t status = ucp_mem_map(ucx->context, &params, &handle);
     if (status == UCS_OK) {
-        status = ucp_mem_query(memh, &attr);
+        status = ucp_mem_query(handle, &attr);
+        if (status == UCS_OK && !is_shared(attr.address)) {
+            status = UCS_ERR_NO_MEMORY;
+        }
+        if (status != UCS_OK) {
+            (void)ucp_mem_unmap(ucx->context, handle);
+        }
     }
+    kvf_ucx_scope_leave(&scope);
     if (status != UCS_OK) {
-        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no shared memory of %" PRIu64 " bytes: %s", bytes,
-                        ucs_status_string(status));
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY,
+                        "%" PRIu64 " bytes of shared memory: %s%s%s; " ADVICE, bytes,
+                        ucs_status_string(status), scope.said[0] ? "; " : "", scope.said);
     }
-    (void)madvise(attr.address, bytes, MADV_DONTDUMP);
-    (void)madvise(attr.address, bytes, MADV_DONTFORK);
-    *mem_p = (kvf_mem_t){attr.address, bytes, kind, memh};
+    /* Advice only: a pool without it works. */
+    (void)madvise(attr.address, (size_t)bytes, MADV_DONTDUMP);
+    (void)madvise(attr.address, (size_t)bytes, MADV_DONTFORK);
+    *mem_p = (kvf_mem_t){attr.address, bytes, kind, handle};
     return KVF_OK;
 }
 
 static void shm_free(kvf_mem_t *mem) {
     if (mem->base != NULL) {
-        (void)ucp_mem_unmap(((kvf_ucx_t *)mem->kind->ctx)->context, mem->priv);
+        kvf_ucx_t *ucx = mem->kind->ctx;
+        (void)ucp_mem_unmap(ucx->context, mem->priv);
     }
     *mem = (kvf_mem_t){0};
 }
 
-void kvf_mem_shm_init(kvf_mem_kind_t *kind, struct kvf_ucx *ucx) {
+void kvf_mem_shm_init(kvf_mem_kind_t *kind, kvf_ucx_t *ucx) {
     *kind = (kvf_mem_kind_t){"shm", KVF_MEM_SHM, true, ucx, shm_alloc, shm_free};
 }

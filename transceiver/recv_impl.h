@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RECV_IMPL_H
+#define KVF_RECV_IMPL_H
+
+/**
+ * @file
+ * The receive as its two halves see it: recv.c (opening, request, end) and recv_seal.c (chunks,
+ * commits, digests).
+ */
+
+#include "transceiver/core_impl.h"
+
+/* A granted page. */
+typedef struct recv_entry {
+    int64_t ordinal;
+    uint64_t generation;
+    int32_t slot;
+} recv_entry_t;
+
+/* The granted pages of one layer group. What came is tracked in granules: the largest power of two
+ * that divides a layer's bytes, at most 4 KiB, one bit each. */
+typedef struct recv_group {
+    recv_entry_t *entries; /* ascending ordinals */
+    size_t n;
+    uint64_t granule_bytes;
+    size_t words;                        /* of 64 granules, per entry */
+    uint64_t *landed;                    /* bytes are in the page */
+    uint64_t *claimed;                   /* a commit named them */
+    size_t sealed[KVF_MAX_GROUP_LAYERS]; /* entries whose layer was verified */
+} recv_group_t;
+
+/* A committed range that waits for its bytes, and then for its digest. */
+typedef struct recv_commit {
+    uint32_t group_idx;
+    uint32_t entry_idx;
+    uint32_t layer_first_idx;
+    uint32_t layer_end_idx;
+    uint64_t digest;
+} recv_commit_t;
+
+typedef struct kvf_recv_op {
+    kvf_op_t op;
+    kvf_lengths_t lengths;
+    int64_t cached_tokens;
+    kvf_holes_t holes;
+    uint64_t deadline_us;
+    uint8_t ticket[KVF_TICKET_MAX_BYTES];
+    size_t ticket_bytes;
+    char node[KVF_TICKET_FIELD_BYTES + 1]; /* the ticket's instance */
+    recv_group_t groups[KVF_MAX_GROUPS];
+    bool granted;   /* write_begin was called for every entry */
+    bool requested; /* the peer knows of the grants */
+    bool drained;   /* the peer says that its last access has completed */
+    bool doubted;   /* ended without proof: the pages are in quarantine */
+
+    recv_commit_t *commits; /* queue: [first, end) */
+    size_t commits_first, commits_end, commits_room;
+    kvf_verify_t job;
+    bool verifying;        /* the driver has the job */
+    uint64_t wanted_bytes; /* granted, and not missing at the source */
+    uint64_t wanted_pages;
+    uint64_t sealed_bytes;
+
+    Kvf__Wire__Commit *final; /* the message with the final part, ours */
+    uint64_t final_us;
+    kvf_page_ref_t *missing;
+    size_t n_missing;
+    kvf_page_ref_t *poisoned;
+    size_t n_poisoned;
+    uint32_t progress_layer; /* how many of the model's layers, in ascending order, are whole */
+    uint32_t reported_layer; /* and were reported */
+} kvf_recv_op_t;
+
+static inline kvf_recv_op_t *kvf_recv_of(kvf_op_t *op) {
+    return (kvf_recv_op_t *)op;
+}
+
+static inline kvf_transfer_id_t kvf_recv_transfer(const kvf_recv_op_t *recv) {
+    return (kvf_transfer_id_t){recv->op.core->incarnation, recv->op.id};
+}
+
+/** @return The receive of a transfer id, ended or not; NULL when it is not one of ours, or gone. */
+kvf_recv_op_t *kvf_recv_find(kvf_core_t *core, const kvf_transfer_id_t *transfer);
+/** Give it its result, tell the peer if `tell`, and return the pages as soon as that is safe. */
+void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell);
+/** After the result: give the pages back, with proof that nothing writes to them any more, or put
+ * them in quarantine. Called again whenever a proof may have come. */
+void kvf_recv_settle(kvf_recv_op_t *recv);
+
+#endif

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What came, what was committed, what was verified: the receiving half that counts bytes. */
+#include "kvmgr/base/size.h"
+#include "transceiver/recv_impl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* One verify job covers about this much, so that the driver can take turns. */
+#define VERIFY_BYTES (UINT64_C(4) << 20)
+/* ---- coverage ---- */
+
+/* Apply granules [first, end) of an entry's bits. @return Whether all (set) or none (clear) were
+ * set before. */
+static bool bits_all(const uint64_t *bits, uint64_t first, uint64_t end, bool set) {
+    for (uint64_t at = first; at < end;) {
+        uint64_t n = 64 - at % 64 < end - at ? 64 - at % 64 : end - at;
+        uint64_t mask = (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << (at % 64);
+        if ((bits[at / 64] & mask) != (set ? mask : 0)) {
+            return false;
+        }
+        at += n;
+    }
+    return true;
+}
+
+static void bits_set(uint64_t *bits, uint64_t first, uint64_t end) {
+    for (uint64_t at = first; at < end;) {
+        uint64_t n = 64 - at % 64 < end - at ? 64 - at % 64 : end - at;
+        bits[at / 64] |= (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << (at % 64);
+        at += n;
+    }
+}
+
+static recv_entry_t *find_entry(const recv_group_t *group, int64_t ordinal) {
+    size_t low = 0, high = group->n;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (group->entries[mid].ordinal < ordinal) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low < group->n && group->entries[low].ordinal == ordinal ? &group->entries[low] : NULL;
+}
+
+/* ---- chunks ---- */
+
+/* The bits of a chunk's entry, or NULL when the grant does not cover the chunk. */
+static uint64_t *covered_by_grant(kvf_core_t *core, const kvf_chunk_t *chunk, uint64_t *first_p,
+                                  uint64_t *end_p) {
+    kvf_recv_op_t *recv = kvf_recv_find(core, &chunk->transfer);
+    if (recv == NULL || recv->op.ended || !recv->requested ||
+        chunk->group_idx >= core->layout.n_groups) {
+        return NULL;
+    }
+    recv_group_t *group = &recv->groups[chunk->group_idx];
+    const recv_entry_t *entry = find_entry(group, chunk->ordinal);
+    uint64_t mask = group->granule_bytes - 1;
+    if (entry == NULL || entry->slot != chunk->slot || entry->generation != chunk->generation ||
+        chunk->bytes == 0 || ((chunk->offset | chunk->bytes) & mask) != 0 ||
+        !kvf_range_ok(chunk->offset, chunk->bytes,
+                      kvf_group_block_bytes(&core->layout.groups[chunk->group_idx]))) {
+        return NULL;
+    }
+    *first_p = chunk->offset / group->granule_bytes;
+    *end_p = *first_p + chunk->bytes / group->granule_bytes;
+    return group->landed + (size_t)(entry - group->entries) * group->words;
+}
+
+kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk) {
+    uint64_t first, end;
+    uint64_t *landed = covered_by_grant(core, chunk, &first, &end);
+    if (landed == NULL || !bits_all(landed, first, end, false)) {
+        core->counters.refused_chunks++;
+        return KVF_ERR_RANGE;
+    }
+    return KVF_OK;
+}
+
+static void verify_next(kvf_recv_op_t *recv);
+
+void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk) {
+    uint64_t first, end;
+    uint64_t *landed = covered_by_grant(core, chunk, &first, &end);
+    if (landed != NULL) {
+        bits_set(landed, first, end);
+        core->counters.bytes_received += chunk->bytes;
+        core->counters.pieces_received++;
+        verify_next(kvf_recv_find(core, &chunk->transfer));
+    }
+}
+
+/* ---- commits ---- */
+
+static void complete_if_whole(kvf_recv_op_t *recv) {
+    Kvf__Wire__Done done;
+    kvf__wire__done__init(&done);
+    Kvf__Wire__TransferId wire;
+    kvf_transfer_id_t id = kvf_recv_transfer(recv);
+    if (recv->op.ended || recv->final == NULL || recv->verifying ||
+        recv->commits_first != recv->commits_end) {
+        return;
+    }
+    if (recv->sealed_bytes != recv->wanted_bytes) {
+        char text[KVF_DETAIL_BYTES];
+        (void)snprintf(text, sizeof(text),
+                       "the context side ended after %" PRIu64 " of %" PRIu64 " bytes",
+                       recv->sealed_bytes, recv->wanted_bytes);
+        kvf_recv_end(recv, KVF_ERR_UNCOVERED, text, true);
+        return;
+    }
+    recv->op.pages = recv->wanted_pages;
+    recv->op.bytes = recv->sealed_bytes;
+    recv->op.pieces = recv->final->final->pieces;
+    kvf_transfer_id_write(&id, &wire);
+    done.transfer = &wire;
+    kvf_peer_tell(recv->op.peer, KVF_FRAME_DONE, &done.base);
+    kvf_recv_end(recv, KVF_OK, "", false);
+}
+
+/* Hand committed ranges whose bytes are there to the driver, oldest first, one job at a time. */
+static void verify_next(kvf_recv_op_t *recv) {
+    kvf_core_t *core = recv->op.core;
+    kvf_verify_t *job = &recv->job;
+    uint64_t bytes = 0;
+    if (recv->verifying || recv->op.ended) {
+        return;
+    }
+    *job = (kvf_verify_t){.recv_id = recv->op.id};
+    for (size_t i = recv->commits_first;
+         i < recv->commits_end && job->n_items < KVF_VERIFY_ITEMS && bytes < VERIFY_BYTES; i++) {
+        const recv_commit_t *commit = &recv->commits[i];
+        const recv_group_t *group = &recv->groups[commit->group_idx];
+        uint64_t layer_bytes = kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
+        uint64_t offset = commit->layer_first_idx * layer_bytes,
+                 end = commit->layer_end_idx * layer_bytes;
+        if (!bits_all(group->landed + commit->entry_idx * group->words,
+                      offset / group->granule_bytes, end / group->granule_bytes, true)) {
+            break;
+        }
+        job->items[job->n_items++] =
+            (kvf_verify_item_t){.group_idx = commit->group_idx,
+                                .slot = group->entries[commit->entry_idx].slot,
+                                .offset = offset,
+                                .bytes = end - offset};
+        bytes += end - offset;
+    }
+    if (job->n_items > 0) {
+        recv->verifying = true;
+        core->n_verifying++;
+        core->out.verify(core->out.ctx, job);
+    }
+}
+
+/* Count a verified range, and the layers that became whole by it. */
+static void seal(kvf_recv_op_t *recv, const recv_commit_t *commit) {
+    kvf_core_t *core = recv->op.core;
+    recv_group_t *group = &recv->groups[commit->group_idx];
+    recv->sealed_bytes += (uint64_t)(commit->layer_end_idx - commit->layer_first_idx) *
+                          kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
+    for (uint32_t i = commit->layer_first_idx; i < commit->layer_end_idx; i++) {
+        group->sealed[i]++;
+    }
+}
+
+/* Move the mark behind which, in the order of global layers, everything is whole. */
+static void advance_progress(kvf_recv_op_t *recv) {
+    kvf_core_t *core = recv->op.core;
+    uint32_t before = recv->progress_layer;
+    for (; recv->progress_layer < core->n_layers; recv->progress_layer++) {
+        const kvf_core_layer_t *layer = &core->layers[recv->progress_layer];
+        const recv_group_t *group = &recv->groups[layer->group_idx];
+        if (group->sealed[layer->layer_idx] != group->n) {
+            break;
+        }
+    }
+    if (recv->progress_layer != before) {
+        recv->op.progress_due = true;
+        kvf_op_due(&recv->op);
+    }
+}
+
+void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
+    kvf_op_t *op;
+    HASH_FIND(hh, core->ops, &job->recv_id, sizeof(job->recv_id), op);
+    kvf_recv_op_t *recv = kvf_recv_of(op); /* lives: a receive with a job out is not destroyed */
+    core->n_verifying--;
+    recv->verifying = false;
+    for (uint32_t i = 0; i < job->n_items && !recv->op.ended; i++) {
+        const recv_commit_t *commit = &recv->commits[recv->commits_first++];
+        if (job->items[i].digest != commit->digest) {
+            const kvf_layer_group_t *shape = &core->layout.groups[commit->group_idx];
+            char text[KVF_DETAIL_BYTES];
+            core->counters.digest_mismatches++;
+            (void)snprintf(
+                text, sizeof(text),
+                "group %s, ordinal %" PRId64 ", layers %" PRIu32 " to %" PRIu32
+                ": the bytes in the page are not those that were sent",
+                shape->name, recv->groups[commit->group_idx].entries[commit->entry_idx].ordinal,
+                shape->layers[commit->layer_first_idx], shape->layers[commit->layer_end_idx - 1]);
+            kvf_recv_end(recv, KVF_ERR_DIGEST_MISMATCH, text, true);
+            break;
+        }
+        seal(recv, commit);
+    }
+    if (recv->op.ended) {
+        kvf_recv_settle(recv);
+        kvf_op_reap(&recv->op);
+        return;
+    }
+    advance_progress(recv);
+    verify_next(recv);
+    complete_if_whole(recv);
+}
+
+/* Queue one range of a commit: each of its blocks must be granted, and no byte committed before. */
+static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRange *range,
+                                kvf_detail_t *detail) {
+    kvf_core_t *core = recv->op.core;
+    if (range->group_idx >= core->layout.n_groups ||
+        range->layer_first_idx >= range->layer_end_idx ||
+        range->layer_end_idx > core->layout.groups[range->group_idx].n_layers) {
+        return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                        "a commit of layers that the model does not have");
+    }
+    recv_group_t *group = &recv->groups[range->group_idx];
+    const kvf_layer_group_t *shape = &core->layout.groups[range->group_idx];
+    uint64_t layer_granules = kvf_group_layer_bytes(shape) / group->granule_bytes;
+    uint64_t first = range->layer_first_idx * layer_granules,
+             end = range->layer_end_idx * layer_granules;
+    size_t need = recv->commits_end + range->n_ordinals;
+    if (need > recv->commits_room) {
+        size_t room = need + need / 2;
+        recv_commit_t *commits = kvf_realloc(core->alloc, recv->commits, room, sizeof(*commits));
+        if (commits == NULL) {
+            return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a commit");
+        }
+        recv->commits = commits;
+        recv->commits_room = room;
+    }
+    for (size_t i = 0; i < range->n_ordinals; i++) {
+        const recv_entry_t *entry = find_entry(group, (int64_t)range->ordinals[i]);
+        if (entry == NULL || entry->generation != range->generations[i]) {
+            return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                            "group %s: ordinal %" PRIu64 " was committed but not granted",
+                            shape->name, range->ordinals[i]);
+        }
+        size_t entry_idx = (size_t)(entry - group->entries);
+        uint64_t *claimed = group->claimed + entry_idx * group->words;
+        if (!bits_all(claimed, first, end, false)) {
+            return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                            "group %s: ordinal %" PRIu64 " was committed twice", shape->name,
+                            range->ordinals[i]);
+        }
+        bits_set(claimed, first, end);
+        if (!core->config.mover_checked) {
+            /* One-sided: nobody here saw the bytes come; the sender's proof of completion stands
+             * behind its commit. */
+            bits_set(group->landed + entry_idx * group->words, first, end);
+        }
+        recv->commits[recv->commits_end++] =
+            (recv_commit_t){range->group_idx, (uint32_t)entry_idx, range->layer_first_idx,
+                            range->layer_end_idx, range->digests[i]};
+    }
+    return KVF_OK;
+}
+
+/* Blocks that the source does not have: only if we said that we can live with that. */
+static kvf_status_t take_missing(kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
+                                 kvf_detail_t *detail) {
+    kvf_core_t *core = recv->op.core;
+    for (size_t m = 0; m < final->n_missing; m++) {
+        const Kvf__Wire__Missing *missing = final->missing[m];
+        if (recv->holes != KVF_HOLES_SKIP || missing->group_idx >= core->layout.n_groups) {
+            return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                            "the context side left blocks out without being asked to");
+        }
+        recv_group_t *group = &recv->groups[missing->group_idx];
+        const kvf_layer_group_t *shape = &core->layout.groups[missing->group_idx];
+        kvf_page_ref_t *list = kvf_realloc(
+            core->alloc, recv->missing, recv->n_missing + missing->n_ordinals + 1, sizeof(*list));
+        if (list == NULL) {
+            return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the missing blocks");
+        }
+        recv->missing = list;
+        for (size_t i = 0; i < missing->n_ordinals; i++) {
+            const recv_entry_t *entry = find_entry(group, (int64_t)missing->ordinals[i]);
+            if (entry == NULL) {
+                continue; /* missing on both sides: listed already */
+            }
+            uint64_t *claimed = group->claimed + (size_t)(entry - group->entries) * group->words;
+            uint64_t granules = kvf_group_block_bytes(shape) / group->granule_bytes;
+            if (!bits_all(claimed, 0, granules, false)) {
+                return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                                "group %s: ordinal %" PRIu64 " is both committed and missing",
+                                shape->name, missing->ordinals[i]);
+            }
+            bits_set(claimed, 0, granules); /* named once */
+            recv->missing[recv->n_missing++] =
+                (kvf_page_ref_t){missing->group_idx, entry->ordinal, entry->slot};
+            recv->wanted_bytes -= kvf_group_block_bytes(shape);
+            recv->wanted_pages--;
+        }
+    }
+    return KVF_OK;
+}
+
+void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_p) {
+    kvf_core_t *core = peer->core;
+    kvf_detail_t detail;
+    kvf_status_t status = KVF_OK;
+    kvf_transfer_id_t id = kvf_transfer_id_read(commit->transfer);
+    kvf_recv_op_t *recv = kvf_recv_find(core, &id);
+    if (recv == NULL || recv->op.ended || recv->op.peer != peer) {
+        core->counters.unknown_transfers++;
+        return;
+    }
+    if (recv->final != NULL) {
+        status = kvf_fail(&detail, KVF_ERR_PROTOCOL, "a commit after the final one");
+    }
+    for (size_t i = 0; i < commit->n_ranges && status == KVF_OK; i++) {
+        status = queue_range(recv, commit->ranges[i], &detail);
+    }
+    if (status == KVF_OK && commit->final != NULL) {
+        status = take_missing(recv, commit->final, &detail);
+    }
+    if (status != KVF_OK) {
+        kvf_recv_end(recv, status, detail.text, true);
+        return;
+    }
+    if (commit->final != NULL) {
+        recv->final = commit; /* its tokens are handed to the caller with the result */
+        recv->final_us = core->now_us;
+        *kept_p = true;
+    }
+    verify_next(recv);
+    complete_if_whole(recv);
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows: whose turn it is, what is posted, and the commits that follow. */
+#include "transceiver/send_impl.h"
+
+/* A window is posted, completes and is committed as one. */
+#define WINDOW_PIECES 64
+#define WINDOW_BYTES (UINT64_C(4) << 20)
+
+/* A posted window, with room for its pieces. Kept for the next one when done. */
+typedef struct window_box {
+    kvf_window_t window;
+    kvf_piece_t pieces[WINDOW_PIECES];
+} window_box_t;
+
+/* ---- turn-taking ---- */
+
+void kvf_send_leave_moving(kvf_send_op_t *send) {
+    kvf_core_t *core = send->op.core;
+    if (!send->moving) {
+        return;
+    }
+    *(send->moving_prev != NULL ? &send->moving_prev->moving_next : &core->moving_first) =
+        send->moving_next;
+    *(send->moving_next != NULL ? &send->moving_next->moving_prev : &core->moving_last) =
+        send->moving_prev;
+    send->moving_next = send->moving_prev = NULL;
+    send->moving = false;
+}
+
+static void enter_moving(kvf_send_op_t *send) {
+    kvf_core_t *core = send->op.core;
+    if (send->moving) {
+        return;
+    }
+    send->moving_prev = core->moving_last;
+    send->moving_next = NULL;
+    *(core->moving_last != NULL ? &core->moving_last->moving_next : &core->moving_first) = send;
+    core->moving_last = send;
+    send->moving = true;
+}
+
+kvf_send_op_t *kvf_send_next_moving(kvf_send_op_t *send) {
+    return send->moving_next;
+}
+
+/* ---- windows and commits ---- */
+
+static void tell_commit(kvf_send_op_t *send, Kvf__Wire__CommitRange **ranges, size_t n_ranges,
+                        Kvf__Wire__Final *final) {
+    Kvf__Wire__Commit commit;
+    kvf__wire__commit__init(&commit);
+    Kvf__Wire__TransferId id;
+    kvf_transfer_id_write(&send->transfer, &id);
+    commit.transfer = &id;
+    commit.n_ranges = n_ranges;
+    commit.ranges = ranges;
+    commit.final = final;
+    kvf_peer_tell(send->op.peer, KVF_FRAME_COMMIT, &commit.base);
+}
+
+/* Is that all? Then this commit is the last one. Otherwise it goes out if it has ranges. */
+static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange **ranges,
+                                   size_t n_ranges) {
+    kvf_core_t *core = send->op.core;
+    Kvf__Wire__Final final;
+    kvf__wire__final__init(&final);
+    Kvf__Wire__Missing missing[KVF_MAX_GROUPS], *missing_list[KVF_MAX_GROUPS];
+    uint64_t *ordinals = NULL;
+    if (send->final_sent || !send->finished || send->n_posted > 0 ||
+        send->range_idx < send->n_ranges) {
+        if (n_ranges > 0) {
+            tell_commit(send, ranges, n_ranges, NULL);
+        }
+        return;
+    }
+    if (send->plan.n_missing > 0) {
+        ordinals = kvf_realloc(core->alloc, NULL, send->plan.n_missing, sizeof(*ordinals));
+        if (ordinals == NULL) {
+            kvf_send_end(send, KVF_ERR_NO_MEMORY, "no memory for the final message", true);
+            return;
+        }
+    }
+    for (size_t i = 0; i < send->plan.n_missing; i++) {
+        const kvf_page_ref_t *page = &send->plan.missing[i];
+        ordinals[i] = (uint64_t)page->ordinal;
+        if (i == 0 || page->group_idx != send->plan.missing[i - 1].group_idx) {
+            kvf__wire__missing__init(&missing[final.n_missing]);
+            missing[final.n_missing].group_idx = page->group_idx;
+            missing[final.n_missing].ordinals = &ordinals[i];
+            missing_list[final.n_missing] = &missing[final.n_missing];
+            final.n_missing++;
+        }
+        missing[final.n_missing - 1].n_ordinals++;
+    }
+    final.missing = missing_list;
+    final.n_first_tokens = send->n_first_tokens;
+    final.first_tokens = send->tokens;
+    final.n_draft_tokens = send->n_draft_tokens;
+    final.draft_tokens = send->tokens == NULL ? NULL : send->tokens + send->n_first_tokens;
+    final.data = (ProtobufCBinaryData){send->data_bytes, send->data};
+    final.since_prefill_us = core->now_us - send->finished_us;
+    final.pages = send->plan.n_pairs;
+    final.pieces = send->op.pieces;
+    send->final_sent = true;
+    tell_commit(send, ranges, n_ranges, &final);
+    kvf_free(core->alloc, ordinals);
+}
+
+void kvf_send_wake(kvf_send_op_t *send) {
+    if (send->planned && !send->op.ended) {
+        if (send->range_idx < send->n_ranges) {
+            enter_moving(send);
+        }
+        send_final_if_complete(send, NULL, 0);
+    }
+}
+
+/* Say which blocks a window brought. Pieces of one group and layer range are neighbours; each such
+ * run is a range. */
+static void commit_window(kvf_send_op_t *send, const kvf_window_t *window) {
+    Kvf__Wire__CommitRange ranges[WINDOW_PIECES], *list[WINDOW_PIECES];
+    uint64_t ordinals[WINDOW_PIECES], generations[WINDOW_PIECES], digests[WINDOW_PIECES];
+    size_t n_ranges = 0;
+    for (uint32_t i = 0; i < window->n_pieces; i++) {
+        const kvf_piece_t *piece = &window->pieces[i], *before = i > 0 ? piece - 1 : NULL;
+        ordinals[i] = (uint64_t)piece->ordinal;
+        generations[i] = piece->generation;
+        digests[i] = piece->digest;
+        if (before == NULL || before->group_idx != piece->group_idx ||
+            before->offset != piece->offset || before->bytes != piece->bytes) {
+            uint64_t layer_bytes =
+                kvf_group_layer_bytes(&send->op.core->layout.groups[piece->group_idx]);
+            Kvf__Wire__CommitRange *range = &ranges[n_ranges];
+            kvf__wire__commit_range__init(range);
+            range->group_idx = piece->group_idx;
+            range->layer_first_idx = (uint32_t)(piece->offset / layer_bytes);
+            range->layer_end_idx = (uint32_t)((piece->offset + piece->bytes) / layer_bytes);
+            range->ordinals = &ordinals[i];
+            range->generations = &generations[i];
+            range->digests = &digests[i];
+            list[n_ranges++] = range;
+        }
+        ranges[n_ranges - 1].n_ordinals++;
+        ranges[n_ranges - 1].n_generations++;
+        ranges[n_ranges - 1].n_digests++;
+    }
+    send_final_if_complete(send, list, n_ranges);
+}
+
+void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
+    kvf_send_op_t *send = (kvf_send_op_t *)(uintptr_t)window->owner;
+    kvf_core_t *core = send->op.core;
+    kvf_peer_t *peer = send->op.peer;
+    send->n_posted--;
+    core->n_posted--;
+    peer->window_bytes -= window->bytes;
+    peer->window_pieces -= window->n_pieces;
+    if (!send->op.ended && status == KVF_OK) {
+        core->counters.bytes_sent += window->bytes;
+        core->counters.pieces_sent += window->n_pieces;
+        send->op.pieces += window->n_pieces;
+        commit_window(send, window);
+    }
+    window->priv = core->free_windows;
+    core->free_windows = window;
+    if (!send->op.ended && status != KVF_OK) {
+        kvf_send_end(send, KVF_ERR_PEER_LOST, "the data path to the receiver broke", true);
+    } else if (send->op.ended) {
+        kvf_send_finish_off(send);
+    }
+}
+
+/* Windows are kept, so that posting does not allocate once a peer's window has been full. */
+static kvf_window_t *take_window(kvf_core_t *core) {
+    kvf_window_t *window = core->free_windows;
+    if (window != NULL) {
+        core->free_windows = window->priv;
+        return window;
+    }
+    window_box_t *box = kvf_alloc(core->alloc, sizeof(*box));
+    if (box == NULL) {
+        return NULL;
+    }
+    box->window.pieces = box->pieces;
+    return &box->window;
+}
+
+kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
+    kvf_core_t *core = send->op.core;
+    kvf_peer_t *peer = send->op.peer;
+    kvf_plan_cursor_t cursor = send->cursor;
+    size_t range_idx = send->range_idx;
+    kvf_piece_t piece;
+    int32_t source;
+    if (peer->window_bytes >= core->agent.window_bytes ||
+        peer->window_pieces + WINDOW_PIECES > core->agent.window_pieces) {
+        return KVF_ERR_AGAIN;
+    }
+    kvf_window_t *window = take_window(core);
+    if (window == NULL) {
+        kvf_send_end(send, KVF_ERR_NO_MEMORY, "no memory for a window", true);
+        return KVF_OK;
+    }
+    *window = (kvf_window_t){.transfer = send->transfer,
+                             .peer = peer->number,
+                             .pieces = window->pieces,
+                             .owner = (uint64_t)(uintptr_t)send};
+    while (range_idx < send->n_ranges && window->n_pieces < WINDOW_PIECES &&
+           window->bytes < WINDOW_BYTES) {
+        const kvf_layer_range_t *range = &send->ranges[range_idx];
+        if (!kvf_plan_next(&send->plan, range->first, range->end, &cursor, &piece, &source)) {
+            range_idx++;
+            cursor = (kvf_plan_cursor_t){0};
+            continue;
+        }
+        piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
+        window->pieces[window->n_pieces++] = piece;
+        window->bytes += piece.bytes;
+    }
+    kvf_status_t status = window->n_pieces == 0 ? KVF_OK : core->out.post(core->out.ctx, window);
+    if (status != KVF_OK || window->n_pieces == 0) {
+        window->priv = core->free_windows;
+        core->free_windows = window;
+    }
+    if (status == KVF_ERR_AGAIN) {
+        return status;
+    }
+    if (status != KVF_OK) {
+        kvf_send_end(send, KVF_ERR_PEER_LOST, "the data path to the receiver is broken", true);
+        return KVF_OK;
+    }
+    if (window->n_pieces > 0) {
+        send->n_posted++;
+        core->n_posted++;
+        peer->window_bytes += window->bytes;
+        peer->window_pieces += window->n_pieces;
+    }
+    send->cursor = cursor;
+    send->range_idx = range_idx;
+    kvf_send_leave_moving(send);
+    if (range_idx < send->n_ranges) {
+        enter_moving(send); /* behind the others: turns */
+    } else {
+        send_final_if_complete(send, NULL, 0);
+    }
+    return KVF_OK;
+}
