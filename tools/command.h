@@ -25,6 +25,16 @@ typedef struct kvf_command {
     int (*run)(int argc, char **argv);
 } kvf_command_t;
 
+/** `kvferry prefill`, `kvferry decode`: nodes, until a signal ends them. @return As kvf_command_t.run. */
+int kvf_prefill_main(int argc, char **argv);
+int kvf_decode_main(int argc, char **argv);
+
+/** `kvferry config`: tells about the configuration of a node. @return As kvf_command_t.run. */
+int kvf_config_main(int argc, char **argv);
+
+/** `kvferry keygen`: writes a cluster key. @return As kvf_command_t.run. */
+int kvf_keygen_main(int argc, char **argv);
+
 /** `kvferry plan`: a dry run, what would be moved and why. @return As kvf_command_t.run. */
 int kvf_plan_main(int argc, char **argv);
 

@@ -20,6 +20,10 @@ static int run_unbuilt(int argc, char **argv) {
 }
 
 static const kvf_command_t commands[] = {
+    {"prefill", "run a prefill node", kvf_prefill_main},
+    {"decode", "run a decode node", kvf_decode_main},
+    {"config", "print the commented configuration of a node", kvf_config_main},
+    {"keygen", "write a new cluster key", kvf_keygen_main},
     {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
     {"replay", "drive prefill and decode nodes with a trace of requests", kvf_replay_main},
     {"bench", "measure a mover between two processes (not built yet)", run_unbuilt},

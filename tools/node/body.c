@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/node/body.h"
+
+#include "kvmgr/base/size.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <string.h>
+
+#define MAX_TIMEOUT_MS INT64_C(86400000)
+
+static const char *type_name(const json_t *value) {
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "a list";
+    case JSON_STRING:
+        return "a text";
+    case JSON_INTEGER:
+        return "a whole number";
+    case JSON_REAL:
+        return "a number with a fraction";
+    case JSON_NULL:
+        return "null";
+    default:
+        return "a boolean";
+    }
+}
+
+static kvf_status_t parse(const char *text, size_t bytes, json_t **root_p, kvf_detail_t *detail) {
+    json_error_t error;
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "the body is not JSON: line %d, column %d: %s",
+                        error.line, error.column, error.text);
+    }
+    if (!json_is_object(root)) {
+        kvf_status_t status = kvf_fail(detail, KVF_ERR_INVALID,
+                                       "the body must be an object, not %s", type_name(root));
+        json_decref(root);
+        return status;
+    }
+    *root_p = root;
+    return KVF_OK;
+}
+
+/* A whole number; `*value_p` stays as it is when the field is absent. */
+static kvf_status_t get_number(const json_t *object, const char *name, int64_t minimum,
+                               int64_t maximum, int64_t *value_p, kvf_detail_t *detail) {
+    const json_t *value = json_object_get(object, name);
+    if (value == NULL) {
+        return KVF_OK;
+    }
+    if (!json_is_integer(value)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s: expected a whole number, not %s", name,
+                        type_name(value));
+    }
+    int64_t number = json_integer_value(value);
+    if (number < minimum || number > maximum) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s: %" PRId64 " is not in %" PRId64 "..%" PRId64,
+                        name, number, minimum, maximum);
+    }
+    *value_p = number;
+    return KVF_OK;
+}
+
+/* A text that must be there: 1 to max_bytes bytes, no control characters. */
+static kvf_status_t get_text(const json_t *object, const char *name, size_t max_bytes, char *text_p,
+                             kvf_detail_t *detail) {
+    const json_t *value = json_object_get(object, name);
+    if (value == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s is missing", name);
+    }
+    if (!json_is_string(value)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s: expected a text, not %s", name,
+                        type_name(value));
+    }
+    const char *text = json_string_value(value);
+    size_t bytes = json_string_length(value);
+    if (bytes < 1 || bytes > max_bytes) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s: %zu bytes long, expected 1 to %zu", name,
+                        bytes, max_bytes);
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "%s: a control character at byte %zu", name,
+                            i);
+        }
+    }
+    memcpy(text_p, text, bytes + 1);
+    return KVF_OK;
+}
+
+/* A list of whole numbers; NULL in *list_p when it is absent. */
+static kvf_status_t get_list(const json_t *object, const char *name, int64_t minimum,
+                             int64_t maximum, const json_t **list_p, kvf_detail_t *detail) {
+    const json_t *list = json_object_get(object, name);
+    if (list != NULL && !json_is_array(list)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "%s: expected a list, not %s", name,
+                        type_name(list));
+    }
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        if (!json_is_integer(item) || json_integer_value(item) < minimum ||
+            json_integer_value(item) > maximum) {
+            return kvf_fail(detail, KVF_ERR_INVALID,
+                            "%s[%zu]: expected a whole number %" PRId64 "..%" PRId64, name, i,
+                            minimum, maximum);
+        }
+    }
+    *list_p = list;
+    return KVF_OK;
+}
+
+static kvf_status_t take_hash_ids(const kvf_alloc_t *alloc, const json_t *list, const char *from,
+                                  kvf_body_t *body, kvf_detail_t *detail) {
+    int64_t n = kvf_div_ceil(body->lengths.prompt_len, KVF_PIECE_TOKENS);
+    if ((int64_t)json_array_size(list) != n) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "hash_ids: %zu of them, but a prompt of %" PRId64 " tokens has %" PRId64
+                        " pieces of %d tokens",
+                        json_array_size(list), body->lengths.prompt_len, n, KVF_PIECE_TOKENS);
+    }
+    body->ids = kvf_realloc(alloc, NULL, (size_t)n, sizeof(*body->ids));
+    if (body->ids == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for hash_ids");
+    }
+    for (int64_t i = 0; i < n; i++) {
+        body->ids[i] = json_integer_value(json_array_get(list, (size_t)i));
+    }
+    body->content = (kvf_content_t){body->ids, n, 0};
+    body->content_from = from;
+    return KVF_OK;
+}
+
+static kvf_status_t take_tokens(const kvf_alloc_t *alloc, const json_t *list, kvf_body_t *body,
+                                kvf_detail_t *detail) {
+    size_t n_tokens = json_array_size(list);
+    int64_t n = kvf_div_ceil((int64_t)n_tokens, KVF_PIECE_TOKENS);
+    int32_t *tokens = kvf_realloc(alloc, NULL, n_tokens, sizeof(*tokens));
+    body->ids = kvf_realloc(alloc, NULL, (size_t)n, sizeof(*body->ids));
+    if (tokens == NULL || body->ids == NULL) {
+        kvf_free(alloc, tokens);
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for tokens");
+    }
+    for (size_t i = 0; i < n_tokens; i++) {
+        tokens[i] = (int32_t)json_integer_value(json_array_get(list, i));
+    }
+    kvf_content_from_tokens(tokens, (int64_t)n_tokens, body->ids);
+    kvf_free(alloc, tokens);
+    body->content = (kvf_content_t){body->ids, n, 0};
+    body->content_from = "tokens";
+    return KVF_OK;
+}
+
+/* The content of the prompt, whose length is known: hash_ids, else tokens, else params' hash_ids.
+ */
+static kvf_status_t take_content(const kvf_alloc_t *alloc, const json_t *root, const json_t *params,
+                                 kvf_body_t *body, kvf_detail_t *detail) {
+    const json_t *ids, *tokens, *relayed = NULL;
+    kvf_status_t status = get_list(root, "hash_ids", INT64_MIN, INT64_MAX, &ids, detail);
+    if (status == KVF_OK) {
+        status = get_list(root, "tokens", 0, INT32_MAX, &tokens, detail);
+    }
+    if (status == KVF_OK && params != NULL) {
+        status = get_list(params, "hash_ids", INT64_MIN, INT64_MAX, &relayed, detail);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    if (tokens != NULL && (int64_t)json_array_size(tokens) != body->lengths.prompt_len) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "tokens: %zu of them, but prompt_len is %" PRId64,
+                        json_array_size(tokens), body->lengths.prompt_len);
+    }
+    if (ids != NULL) {
+        return take_hash_ids(alloc, ids, "hash_ids", body, detail);
+    }
+    if (tokens != NULL) {
+        return take_tokens(alloc, tokens, body, detail);
+    }
+    if (relayed != NULL) {
+        return take_hash_ids(alloc, relayed, "kv_transfer_params", body, detail);
+    }
+    body->content = (kvf_content_t){NULL, 0, kvf_content_seed(body->request_id)};
+    body->content_from = "request_id";
+    return KVF_OK;
+}
+
+/* What prefill and decode requests have in common; params holds the lengths. */
+static kvf_status_t read_common(const json_t *root, const json_t *params, kvf_body_t *body,
+                                kvf_detail_t *detail) {
+    int64_t timeout_ms = 0;
+    kvf_lengths_t *lengths = &body->lengths;
+    kvf_status_t status = get_text(root, "request_id", KVF_MAX_ID_BYTES, body->request_id, detail);
+    if (status == KVF_OK) {
+        status = get_number(root, "timeout_ms", 1, MAX_TIMEOUT_MS, &timeout_ms, detail);
+    }
+    if (status == KVF_OK) {
+        status = get_number(params, "prompt_len", 1, KVF_MAX_TOKENS, &lengths->prompt_len, detail);
+    }
+    if (status == KVF_OK) {
+        status =
+            get_number(params, "draft_len", 0, KVF_MAX_AUX_TOKENS, &lengths->draft_len, detail);
+    }
+    body->timeout_us = (uint64_t)timeout_ms * 1000;
+    return status;
+}
+
+static kvf_status_t prompt_from_tokens(const json_t *root, kvf_body_t *body, kvf_detail_t *detail) {
+    const json_t *tokens = json_object_get(root, "tokens");
+    if (body->lengths.prompt_len == 0 && json_is_array(tokens)) {
+        body->lengths.prompt_len = (int64_t)json_array_size(tokens);
+        if (body->lengths.prompt_len == 0) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "tokens: an empty list; a prompt has a token");
+        }
+    }
+    if (body->lengths.prompt_len == 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "prompt_len or tokens is missing");
+    }
+    return KVF_OK;
+}
+
+static kvf_status_t check_early_ticket(const json_t *root, kvf_detail_t *detail) {
+    const json_t *early = json_object_get(root, "early_ticket");
+    if (early != NULL && !json_is_boolean(early)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "early_ticket: expected true or false, not %s",
+                        type_name(early));
+    }
+    if (json_is_true(early)) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "early_ticket is unsupported in this version; leave it out");
+    }
+    return KVF_OK;
+}
+
+kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text, size_t bytes,
+                                   kvf_body_t *body_p, kvf_detail_t *detail) {
+    kvf_body_t body = {.ids = NULL};
+    json_t *root;
+    kvf_status_t status = parse(text, bytes, &root, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = read_common(root, root, &body, detail);
+    if (status == KVF_OK) {
+        status = prompt_from_tokens(root, &body, detail);
+    }
+    if (status == KVF_OK) {
+        status = check_early_ticket(root, detail);
+    }
+    if (status == KVF_OK) {
+        status = take_content(alloc, root, NULL, &body, detail);
+    }
+    json_decref(root);
+    if (status != KVF_OK) {
+        kvf_body_cleanup(alloc, &body);
+        return status;
+    }
+    *body_p = body;
+    return KVF_OK;
+}
+
+static kvf_status_t read_decode(const kvf_alloc_t *alloc, const json_t *root, kvf_body_t *body,
+                                kvf_detail_t *detail) {
+    const json_t *params = json_object_get(root, "kv_transfer_params");
+    int64_t max_tokens = 0;
+    if (params == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "kv_transfer_params is missing; pass on what the prefill node answered");
+    }
+    if (!json_is_object(params)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "kv_transfer_params: expected an object, not %s",
+                        type_name(params));
+    }
+    kvf_status_t status = read_common(root, params, body, detail);
+    if (status == KVF_OK) {
+        status = get_text(params, "ticket", KVF_TICKET_BYTES - 1, body->ticket, detail);
+    }
+    if (status == KVF_OK) {
+        status = get_number(root, "max_tokens", 0, KVF_MAX_TOKENS, &max_tokens, detail);
+    }
+    if (status == KVF_OK && body->lengths.prompt_len == 0) {
+        status = kvf_fail(detail, KVF_ERR_INVALID, "kv_transfer_params.prompt_len is missing");
+    }
+    return status == KVF_OK ? take_content(alloc, root, params, body, detail) : status;
+}
+
+kvf_status_t kvf_body_read_decode(const kvf_alloc_t *alloc, const char *text, size_t bytes,
+                                  kvf_body_t *body_p, kvf_detail_t *detail) {
+    kvf_body_t body = {.ids = NULL};
+    json_t *root;
+    kvf_status_t status = parse(text, bytes, &root, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = read_decode(alloc, root, &body, detail);
+    json_decref(root);
+    if (status != KVF_OK) {
+        kvf_body_cleanup(alloc, &body);
+        return status;
+    }
+    *body_p = body;
+    return KVF_OK;
+}
+
+kvf_status_t kvf_body_read_cancel(const char *text, size_t bytes, char *request_id,
+                                  kvf_detail_t *detail) {
+    json_t *root;
+    kvf_status_t status = parse(text, bytes, &root, detail);
+    if (status == KVF_OK) {
+        status = get_text(root, "request_id", KVF_MAX_ID_BYTES, request_id, detail);
+        json_decref(root);
+    }
+    return status;
+}
+
+void kvf_body_cleanup(const kvf_alloc_t *alloc, kvf_body_t *body) {
+    kvf_free(alloc, body->ids);
+    *body = (kvf_body_t){.ids = NULL};
+}

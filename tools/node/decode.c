@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/node/node.h"
+#include "tools/node/record.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static kvf_status_t decode_open(kvf_job_t *job, kvf_detail_t *detail) {
+    kvf_node_t *node = job->node;
+    kvf_recv_desc_t desc = {.request_id = job->body.request_id,
+                            .ticket = job->body.ticket,
+                            .lengths = job->body.lengths,
+                            .allocated_tokens = job->lease.capacity_tokens,
+                            .tables = job->lease.tables,
+                            .n_tables = node->layout.n_groups,
+                            .timeout_us = kvf_job_time_left(job),
+                            .holes = KVF_HOLES_STRICT,
+                            .direction = KVF_PUSH};
+    return kvf_recv_open(node->agent, &desc, kvf_job_event, job, &job->recv, detail);
+}
+
+static void decode_work(kvf_job_t *job) {
+    (void)job; /* the agent does it */
+}
+
+static void decode_cancel(kvf_job_t *job) {
+    (void)kvf_recv_cancel(job->node->agent, job->recv); /* ended: no harm */
+}
+
+/* Compare every element of the request's pages with what the request says that they hold. */
+static void verify_pages(const kvf_job_t *job, kvf_verdict_t *verdict) {
+    const kvf_node_t *node = job->node;
+    const kvf_body_t *body = &job->body;
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        const kvf_layer_group_t *group = &node->layout.groups[g];
+        const kvf_table_t *table = &job->lease.tables[g];
+        int64_t n = kvf_record_prompt_blocks(&body->lengths, group);
+        for (int64_t i = kvf_table_next_bound(table, 0, n); i < n;
+             i = kvf_table_next_bound(table, i + 1, n)) {
+            kvf_mismatch_t first;
+            uint64_t wrong =
+                kvf_synthetic_check(group, &body->content, body->lengths.prompt_len, i,
+                                    kvf_pool_page(node->pools.pools[g], table->slots[i]), &first);
+            if (wrong > 0 && verdict->mismatched_bytes == 0) {
+                verdict->group = group->name;
+                verdict->first = first;
+            }
+            verdict->mismatched_bytes += wrong;
+        }
+    }
+}
+
+/* The first token and the drafts came beside the pages. */
+static bool tokens_match(const kvf_job_t *job) {
+    const kvf_outcome_t *outcome = &job->outcome;
+    int64_t prompt = job->body.lengths.prompt_len, drafts = job->body.lengths.draft_len;
+    if (outcome->n_first_tokens != 1 || (int64_t)outcome->n_draft_tokens != drafts) {
+        return false;
+    }
+    for (int64_t i = 0; i <= drafts; i++) {
+        if (outcome->tokens[i] != kvf_synthetic_token(&job->body.content, prompt, prompt + i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void decode_end(kvf_job_t *job) {
+    kvf_node_t *node = job->node;
+    kvf_verdict_t verdict = {.mismatched_bytes = 0};
+    if (job->outcome.status != KVF_OK) {
+        kvf_job_end(job, job->outcome.status, job->outcome.message, kvf_record_transfer(job));
+        return;
+    }
+    if (strcmp(node->config->verify, "bytes") == 0) {
+        uint64_t start = kvf_node_now();
+        verify_pages(job, &verdict);
+        verdict.tokens_match = tokens_match(job);
+        verdict.verified = verdict.mismatched_bytes == 0 && verdict.tokens_match;
+        job->work_us = kvf_node_now() - start;
+        if (!verdict.verified) {
+            kvf_log(&node->log, KVF_LOG_WARN,
+                    "request %s: %" PRIu64 " bytes are not what the request asks for%s",
+                    job->body.request_id, verdict.mismatched_bytes,
+                    verdict.tokens_match ? "" : ", nor are its first tokens");
+        }
+    }
+    kvf_job_end(job, KVF_OK, "", kvf_record_decode(job, &verdict));
+}
+
+const kvf_job_ops_t kvf_decode_ops = {.include_drafts = true,
+                                      .open = decode_open,
+                                      .work = decode_work,
+                                      .cancel = decode_cancel,
+                                      .end = decode_end};
