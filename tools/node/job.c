@@ -188,7 +188,7 @@ void kvf_job_start(kvf_node_t *node, const kvf_job_ops_t *ops, kvf_body_t *body,
 err_answer:
     kvf_free(node->alloc, job);
     kvf_body_cleanup(node->alloc, body);
-    kvf_http_answer_error(http, status, detail.text);
+    kvf_node_refuse(node, http, status, detail.text);
 }
 
 /* What an event points to lives during the callback only. @return Whether there was memory. */
@@ -286,6 +286,33 @@ static json_t *state_of(const char *request_id, kvf_role_t role, const char *sta
     return object;
 }
 
+/* With the lock. */
+static void count(const kvf_job_t *job, kvf_status_t status) {
+    kvf_node_counts_t *counts = &job->node->counts;
+    const kvf_outcome_t *outcome = &job->outcome;
+    bool decode = job->node->role == KVF_ROLE_DECODE;
+    counts->ended[kvf_node_status_idx(status)]++;
+    counts->pieces += outcome->pieces;
+    counts->wait_us += job->wait_us;
+    counts->transfer_us += outcome->transfer_us;
+    *(decode ? &counts->verify_us : &counts->fill_us) += job->work_us;
+    if (status == KVF_OK) {
+        kvf_histogram_observe(&counts->transfer, outcome->transfer_us);
+        if (decode) {
+            kvf_histogram_observe(&counts->exposed, outcome->exposed_us);
+        }
+    }
+    for (size_t i = 0; i < KVF_NODE_MOVERS && outcome->mover[0] != '\0'; i++) {
+        if (counts->movers[i].name[0] == '\0') {
+            memcpy(counts->movers[i].name, outcome->mover, sizeof(counts->movers[i].name));
+        }
+        if (strcmp(counts->movers[i].name, outcome->mover) == 0) {
+            counts->movers[i].bytes += outcome->bytes;
+            break;
+        }
+    }
+}
+
 /* Forget the id, keep the record, count. @return Who waits for the end of a cancel, or NULL. */
 static kvf_http_request_t *retire(kvf_job_t *job, kvf_status_t status, const char *text) {
     kvf_node_t *node = job->node;
@@ -295,14 +322,7 @@ static kvf_http_request_t *retire(kvf_job_t *job, kvf_status_t status, const cha
     if (text != NULL) {
         kvf_ended_put(node->ended, job->body.request_id, text);
     }
-    node->n_ended[kvf_status_idx(status)]++;
-    node->time.wait_us += job->wait_us;
-    node->time.transfer_us += job->outcome.transfer_us;
-    if (node->role == KVF_ROLE_PREFILL) {
-        node->time.fill_us += job->work_us;
-    } else {
-        node->time.verify_us += job->work_us;
-    }
+    count(job, status);
     kvf_http_request_t *cancel_http = job->cancel_http;
     job->cancel_http = NULL;
     (void)pthread_mutex_unlock(&node->lock);

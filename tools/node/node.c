@@ -31,17 +31,26 @@ uint64_t kvf_node_now(void) {
     return clock->now_us(clock->ctx);
 }
 
-size_t kvf_status_idx(kvf_status_t status) {
-    static const kvf_status_t all[] = {
+const kvf_status_t kvf_node_statuses[KVF_N_STATUSES] = {
 #define ITEM(code, name, scope, text, help) KVF_##name,
-        KVF_STATUS_MAP(ITEM)
+    KVF_STATUS_MAP(ITEM)
 #undef ITEM
-    };
+};
+
+size_t kvf_node_status_idx(kvf_status_t status) {
     size_t i = 0;
-    while (i + 1 < KVF_N_STATUSES && all[i] != status) {
+    while (i + 1 < KVF_N_STATUSES && kvf_node_statuses[i] != status) {
         i++;
     }
     return i;
+}
+
+void kvf_node_refuse(kvf_node_t *node, kvf_http_request_t *http, kvf_status_t status,
+                     const char *message) {
+    (void)pthread_mutex_lock(&node->lock);
+    node->counts.refused[kvf_node_status_idx(status)]++;
+    (void)pthread_mutex_unlock(&node->lock);
+    kvf_http_answer_error(http, status, message);
 }
 
 void kvf_node_drain(kvf_node_t *node) {
@@ -50,8 +59,12 @@ void kvf_node_drain(kvf_node_t *node) {
     (void)pthread_mutex_unlock(&node->lock);
 }
 
+/* The ready line comes before everything that is not a warning. */
 static void take_log(void *ctx, int level, const char *text) {
-    kvf_log(ctx, (kvf_log_level_t)level, "%s", text);
+    kvf_node_t *node = ctx;
+    if (level <= (int)KVF_LOG_WARN || atomic_load(&node->ready)) {
+        kvf_log(&node->log, (kvf_log_level_t)level, "%s", text);
+    }
 }
 
 static kvf_log_level_t log_level(const char *name) {
@@ -99,7 +112,7 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     desc.suspect_us = config->suspect_ms * 1000;
     desc.lost_us = config->lost_ms * 1000;
     desc.log = take_log;
-    desc.log_ctx = &node->log;
+    desc.log_ctx = node;
     desc.log_level = (int)node->log.level;
     kvf_status_t status = read_key(node, desc.cluster_key, detail);
     if (status == KVF_OK) {
@@ -129,7 +142,7 @@ static kvf_status_t start_http(kvf_node_t *node, kvf_detail_t *detail) {
     return kvf_http_create(&config, node->alloc, &node->http, detail);
 }
 
-static void say_ready(const kvf_node_t *node) {
+static void say_ready(kvf_node_t *node) {
     json_t *line = json_object();
     (void)json_object_set_new(line, "ready", json_true());
     (void)json_object_set_new(line, "role", json_string(kvf_role_name(node->role)));
@@ -141,6 +154,14 @@ static void say_ready(const kvf_node_t *node) {
     (void)fprintf(stderr, "%s\n", text == NULL ? "{\"ready\":true}" : text);
     free(text);
     json_decref(line);
+    atomic_store(&node->ready, true);
+    kvf_log(&node->log, KVF_LOG_INFO, "%s", kvf_version());
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        kvf_log(&node->log, KVF_LOG_INFO,
+                "pool of group %s: %" PRId64 " pages of %" PRIu64 " bytes",
+                node->layout.groups[g].name, node->pools.n_pages[g],
+                kvf_group_block_bytes(&node->layout.groups[g]));
+    }
 }
 
 static void stop_at_once(int signal) {
@@ -177,6 +198,8 @@ static void prepare(kvf_node_t *node, char *instance, size_t cap) {
                    name[0] == '\0' ? "-0" : "");
     node->instance = instance;
     node->log = kvf_log_stderr(log_level(node->config->log_level));
+    /* So that the metric has a sample from the start. */
+    (void)snprintf(node->counts.movers[0].name, sizeof(node->counts.movers[0].name), "ucx");
     (void)pthread_mutex_init(&node->lock, NULL);
     (void)pthread_cond_init(&node->quiet, NULL);
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {

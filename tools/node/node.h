@@ -16,22 +16,37 @@
 #include "tools/config.h"
 #include "tools/node/ended.h"
 #include "tools/node/job.h"
+#include "tools/node/metrics.h"
 
 #include <pthread.h>
 
 typedef enum kvf_role { KVF_ROLE_PREFILL, KVF_ROLE_DECODE } kvf_role_t;
 
-/** Where the time of all requests went, in microseconds. */
-typedef struct kvf_node_time {
+/** Every status, in the order of KVF_STATUS_MAP. */
+#define KVF_NODE_COUNT_STATUS(code, name, scope, text, help) +1
+enum { KVF_N_STATUSES = KVF_STATUS_MAP(KVF_NODE_COUNT_STATUS) };
+extern const kvf_status_t kvf_node_statuses[KVF_N_STATUSES];
+
+/** Movers that are told apart. */
+#define KVF_NODE_MOVERS 8
+
+/** What a node counts itself. */
+typedef struct kvf_node_counts {
+    uint64_t ended[KVF_N_STATUSES];   /**< requests that were taken in, by how they ended */
+    uint64_t refused[KVF_N_STATUSES]; /**< requests that were not taken in, by why */
+    struct {
+        char name[16];
+        uint64_t bytes;
+    } movers[KVF_NODE_MOVERS]; /**< what moved, by what carried it */
+    uint64_t pieces;
+    kvf_histogram_t transfer; /**< of transfers that went well */
+    kvf_histogram_t exposed;  /**< the same, decode only */
+    /* Where the time of all requests went, in microseconds. */
     uint64_t wait_us;     /**< waiting for pages */
     uint64_t fill_us;     /**< writing pages; the pauses of a throttled engine do not count */
     uint64_t transfer_us; /**< transfer_us of all results */
     uint64_t verify_us;   /**< reading pages */
-} kvf_node_time_t;
-
-/** Ended jobs by status, KVF_OK included; in the order of KVF_STATUS_MAP. */
-#define KVF_NODE_COUNT_STATUS(code, name, scope, text, help) +1
-enum { KVF_N_STATUSES = KVF_STATUS_MAP(KVF_NODE_COUNT_STATUS) };
+} kvf_node_counts_t;
 
 #define KVF_NODE_ROUTES 8
 
@@ -41,6 +56,7 @@ typedef struct kvf_node {
     kvf_role_t role;
     const char *instance;
     kvf_log_t log;
+    atomic_bool ready; /**< the ready line was written */
     kvf_layout_t layout;
     uint32_t n_layers; /**< global layer ids end here */
     kvf_agent_t *agent;
@@ -57,8 +73,7 @@ typedef struct kvf_node {
     uint32_t n_jobs;      /**< all jobs, ended ones that still hold pages included */
     bool draining;
     kvf_ended_t *ended;
-    uint64_t n_ended[KVF_N_STATUSES];
-    kvf_node_time_t time;
+    kvf_node_counts_t counts;
 } kvf_node_t;
 
 /** @return "prefill" | "decode". @thread any */
@@ -67,14 +82,26 @@ const char *kvf_role_name(kvf_role_t role);
 /** Microseconds of kvf_clock_default(). @thread any */
 uint64_t kvf_node_now(void);
 
-/** @return Index of a status in n_ended. @thread any */
-size_t kvf_status_idx(kvf_status_t status);
+/** @return Index of a status in kvf_node_statuses; the last one for unknown numbers. @thread any */
+size_t kvf_node_status_idx(kvf_status_t status);
+
+/** Refuse a request that was not taken in: count it and answer with the error. @thread any */
+void kvf_node_refuse(kvf_node_t *node, kvf_http_request_t *http, kvf_status_t status,
+                     const char *message);
 
 /** Stop taking requests in; those that run go on. @thread any */
 void kvf_node_drain(kvf_node_t *node);
 
-/** Fill in the routes of the node's HTTP interface (tools/node/api.c). */
+/** Fill in the routes of the node's HTTP interface. */
 void kvf_node_fill_routes(kvf_node_t *node);
+
+/** GET /v1/status, GET /metrics. ctx is the node. @thread HTTP */
+void kvf_node_get_status(void *ctx, kvf_http_request_t *http);
+void kvf_node_get_metrics(void *ctx, kvf_http_request_t *http);
+
+/** Copy what is known about all peers. @param[out] n_p  How many. @return The caller frees it with
+ * the node's allocator; NULL for none, or without memory. @thread any */
+kvf_peer_info_t *kvf_node_peers(kvf_node_t *node, size_t *n_p);
 
 /** Run a node until a signal has ended it. @return The process's exit code. */
 int kvf_node_run(const kvf_alloc_t *alloc, const kvf_config_t *config, kvf_role_t role);
