@@ -34,8 +34,7 @@ typedef struct kvf_wanted {
     int64_t from;     /**< floor(C / t); prompt_blocks when C = P */
     kvf_cp_t context; /**< checked, size >= 1 */
     kvf_cp_t generation;
-    kvf_cp_t
-        shared; /**< the ordinals that both ranks hold, as one rank's share; size 0: none at all */
+    kvf_cp_t shared; /**< what both ranks hold, as one rank's share; size 0: nothing */
 } kvf_wanted_t;
 
 /**
@@ -53,8 +52,7 @@ KVF_CHECK kvf_status_t kvf_wanted_init(const kvf_lengths_t *lengths, int64_t tok
                                        kvf_cp_t context, kvf_cp_t generation,
                                        kvf_wanted_t *wanted_p, kvf_detail_t *detail);
 
-/** @return What is live on one side, cached or not: the rule for kvf_table_check() and
- * kvf_select().
+/** @return What is live on one side, cached or not: for kvf_table_check() and kvf_select().
  *  @thread any  @cost O(1) */
 kvf_wanted_t kvf_wanted_live(const kvf_wanted_t *wanted, bool is_source);
 

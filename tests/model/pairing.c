@@ -165,6 +165,10 @@ static bool check_next(const kvf_wanted_t *wanted, const struct fate *fates, int
             return false;
         }
     }
+    if (wanted->shared.size > 0 &&
+        (wanted->shared.rank < 0 || wanted->shared.rank >= wanted->shared.size)) {
+        return false;
+    }
     return wanted->prompt_blocks == blocks && kvf_wanted_count(wanted) == count &&
            kvf_wanted_next(wanted, blocks) == blocks;
 }

@@ -144,6 +144,17 @@ Test(layout, offsets_beyond_32_bits) {
     cr_assert_eq(kvf_group_offset(&g, 255, 1, 127, 65535), (UINT64_C(1) << 42) - 1024);
     cr_assert_eq(kvf_group_offset(&g, 1, 0, 1, 32768),
                  (UINT64_C(1) << 34) + (UINT64_C(1) << 32) + 1024);
+    /* More than 2^32 head vectors in one layer. */
+    g = (kvf_layer_group_t){.name = "many",
+                            .n_layers = 1,
+                            .tokens_per_block = 1 << 17,
+                            .kv_heads = 1 << 17,
+                            .head_dim = 1,
+                            .kv_factor = 2,
+                            .dtype = KVF_DTYPE_F8_E4M3};
+    cr_assert_eq(kvf_group_offset(&g, 0, 1, 1 << 16, 5), (UINT64_C(3) << 33) + 5);
+    g.order = KVF_ORDER_NHD;
+    cr_assert_eq(kvf_group_offset(&g, 0, 1, 5, 1 << 16), (UINT64_C(3) << 33) + 5);
 }
 
 Test(layout, largest_block_that_fits) {

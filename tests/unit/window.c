@@ -21,6 +21,7 @@ Test(window, against_tokens) {
             for (int64_t window = 1; window <= prompt + 3; window++) {
                 for (int64_t sinks = 0; sinks <= prompt + 2; sinks++) {
                     kvf_span_t span = kvf_stale_span(prompt, block, window, sinks);
+                    cr_assert(span.first >= 0 && span.first <= span.end);
                     for (int64_t i = 0; i * block < prompt; i++) {
                         bool want = is_dead(i, prompt, block, window, sinks);
                         cr_assert_eq(kvf_span_has(span, i), want, "P %ld t %ld W %ld s %ld: %ld",
