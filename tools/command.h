@@ -25,7 +25,8 @@ typedef struct kvf_command {
     int (*run)(int argc, char **argv);
 } kvf_command_t;
 
-/** `kvferry prefill`, `kvferry decode`: nodes, until a signal ends them. @return As kvf_command_t.run. */
+/** `kvferry prefill`, `kvferry decode`: nodes, until a signal ends them. @return As
+ * kvf_command_t.run. */
 int kvf_prefill_main(int argc, char **argv);
 int kvf_decode_main(int argc, char **argv);
 
@@ -38,7 +39,8 @@ int kvf_keygen_main(int argc, char **argv);
 /** `kvferry plan`: a dry run, what would be moved and why. @return As kvf_command_t.run. */
 int kvf_plan_main(int argc, char **argv);
 
-/** `kvferry replay`: drives nodes with a trace, as an orchestrator would. @return As kvf_command_t.run. */
+/** `kvferry replay`: drives nodes with a trace, as an orchestrator would. @return As
+ * kvf_command_t.run. */
 int kvf_replay_main(int argc, char **argv);
 
 #endif
