@@ -424,6 +424,15 @@ static pid_t start_victim(const char *tls, uint64_t landings, int *from_p) {
     return pid;
 }
 
+/* The address that a child sends first. */
+static void read_address(int from, uint8_t *address, size_t bytes) {
+    for (size_t n = 0; n < bytes;) {
+        ssize_t got = read(from, address + n, bytes - n);
+        cr_assert_gt(got, 0);
+        n += (size_t)got;
+    }
+}
+
 ParameterizedTestParameters(mover_ucx, killed_peer) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
@@ -437,11 +446,7 @@ ParameterizedTest(size_t *idx, mover_ucx, killed_peer, .timeout = 60) {
     side_t a;
     load_t load;
     side_open(&a, transports[*idx]);
-    for (size_t n = 0; n < sizeof(address);) {
-        ssize_t got = read(from, address + n, sizeof(address) - n);
-        cr_assert_gt(got, 0);
-        n += (size_t)got;
-    }
+    read_address(from, address, sizeof(address));
     side_connect(&a, 1, address, sizeof(address));
     post_load(&load, &a);
     cr_assert_eq(fcntl(from, F_SETFL, O_NONBLOCK), 0);
@@ -469,4 +474,312 @@ ParameterizedTest(size_t *idx, mover_ucx, killed_peer, .timeout = 60) {
     close(from);
     side_close(&a);
     free(load.source);
+}
+
+/* ---- strangers
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static void encode(uint8_t header[KVF_CHUNK_HEADER_BYTES], uint64_t bytes) {
+    kvf_chunk_t chunk = {
+        .group_idx = 3, .slot = 2, .ordinal = 102, .generation = 7, .bytes = bytes};
+    chunk.transfer.counter = 42;
+    kvf_chunk_encode(&chunk, header);
+}
+
+ParameterizedTestParameters(mover_ucx, hostile_messages) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+/* A stranger that speaks UCX, and no protocol. */
+ParameterizedTest(size_t *idx, mover_ucx, hostile_messages, .timeout = 60) {
+    static uint8_t data[1 << 20], header[1024];
+    const struct {
+        unsigned id;
+        size_t header_bytes, bytes, claimed;
+        unsigned flags;
+        bool bad_magic;
+    } messages[] = {
+        {0, KVF_CHUNK_HEADER_BYTES, 4096, 4095, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 4096, 4097, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 300000, UINT64_MAX, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 0, 0, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 0, 4096, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES - 1, 4096, 4096, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES + 1, 4096, 4096, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, 0, 4096, 4096, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, 0, 0, 0, UCP_AM_SEND_FLAG_EAGER, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 4096, 4096, UCP_AM_SEND_FLAG_EAGER, true},
+        {0, KVF_CHUNK_HEADER_BYTES, 65536, 65536, UCP_AM_SEND_FLAG_RNDV, false},
+        {0, KVF_CHUNK_HEADER_BYTES, sizeof(data), sizeof(data), UCP_AM_SEND_FLAG_RNDV, false},
+        {0, KVF_CHUNK_HEADER_BYTES, 4096, 4096, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY,
+         true},
+        {7, KVF_CHUNK_HEADER_BYTES, 4096, 4096, UCP_AM_SEND_FLAG_EAGER, false},
+    };
+    const size_t n = sizeof(messages) / sizeof(messages[0]);
+    side_t a, b;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_ep_h ep;
+    ucp_config_t *config;
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                                 .features = UCP_FEATURE_AM};
+    const ucp_worker_params_t worker_params = {0};
+    side_open(&a, transports[*idx]);
+    side_open(&b, transports[*idx]);
+    cr_assert_eq(setenv("UCX_TLS", "posix,tcp,self", 1), 0);
+    cr_assert_eq(setenv("UCX_NET_DEVICES", "lo", 1), 0);
+    cr_assert_eq(ucp_config_read(NULL, NULL, &config), UCS_OK);
+    cr_assert_eq(ucp_init(&params, config, &context), UCS_OK);
+    ucp_config_release(config);
+    cr_assert_eq(ucp_worker_create(context, &worker_params, &worker), UCS_OK);
+    const ucp_ep_params_t ep_params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+                                       .address = (const ucp_address_t *)b.address};
+    cr_assert_eq(ucp_ep_create(worker, &ep_params, &ep), UCS_OK);
+    for (size_t i = 0; i < n; i++) {
+        const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                           .flags = messages[i].flags};
+        memset(header, 0, sizeof(header));
+        encode(header, messages[i].claimed);
+        header[0] ^= messages[i].bad_magic ? 0x40 : 0;
+        void *request = ucp_am_send_nbx(ep, messages[i].id, header, messages[i].header_bytes, data,
+                                        messages[i].bytes, &param);
+        cr_assert_not(UCS_PTR_IS_ERR(request), "message %zu: %s", i,
+                      ucs_status_string(UCS_PTR_STATUS(request)));
+        uint64_t end = now_us() + 5000000;
+        while (UCS_PTR_IS_PTR(request) && now_us() < end &&
+               ucp_request_check_status(request) == UCS_INPROGRESS) {
+            (void)ucp_worker_progress(worker);
+            (void)turn(&b);
+        }
+        if (UCS_PTR_IS_PTR(request)) {
+            cr_assert_neq(ucp_request_check_status(request), UCS_INPROGRESS, "message %zu", i);
+            ucp_request_free(request);
+        }
+    }
+    uint64_t end = now_us() + 5000000;
+    while (kvf_mover_ucx_refused(b.mover) < n - 1 && now_us() < end) {
+        (void)ucp_worker_progress(worker);
+        (void)turn(&b);
+    }
+    cr_assert_eq(kvf_mover_ucx_refused(b.mover), n - 1); /* UCX itself drops the unknown id */
+    cr_assert_eq(b.n_landed + b.n_stray, 0);
+
+    /* A well-formed chunk is the sink's to judge, and everybody else is unharmed. */
+    uint8_t *source = make_source(4096);
+    kvf_piece_t piece = piece_at(source, 0, 4096, 2, 0);
+    kvf_window_t window = window_of(&piece, 1);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+    run_until_landed(&a, &b, 1, 4096);
+    ucp_worker_destroy(worker);
+    ucp_cleanup(context);
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
+Test(mover_ucx, useless_addresses, .timeout = 60) {
+    side_t a, b;
+    uint8_t address[2049] = {0};
+    side_open(&a, "auto");
+    side_open(&b, "auto");
+    const kvf_mover_ops_t *ops = a.mover->ops;
+    size_t bytes = 0;
+    cr_assert_eq(ops->address(a.mover, address, 3, &bytes), KVF_ERR_RANGE);
+    cr_assert_eq(bytes, 0);
+    cr_assert_eq(ops->connect(a.mover, 1, address, 0, NULL), KVF_ERR_INVALID);
+    cr_assert_eq(ops->connect(a.mover, 1, address, sizeof(address), NULL), KVF_ERR_INVALID);
+    cr_assert_eq(ops->connect(a.mover, 0, b.address, b.address_bytes, NULL), KVF_ERR_INVALID);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    cr_assert_eq(ops->connect(a.mover, 1, b.address, b.address_bytes, NULL), KVF_ERR_INVALID);
+    ops->disconnect(a.mover, 2); /* unknown: ignored */
+    side_close(&a);
+    side_close(&b);
+}
+
+/* ---- settings
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static char log_text[4096];
+
+static void on_log(void *ctx, kvf_log_level_t level, const char *text) {
+    (void)ctx;
+    (void)level;
+    size_t used = strlen(log_text);
+    (void)snprintf(log_text + used, sizeof(log_text) - used, "%s\n", text);
+}
+
+/* UCX prints its messages on stdout by default; a command's output lies there. */
+Test(mover_ucx, a_wrong_transport_is_explained_and_stdout_stays_clean) {
+    const kvf_ucx_config_t config = {"nosuch", "auto", "127.0.0.1"};
+    const kvf_ucx_config_t no_device = {"tcp", "nosuch9", "127.0.0.1"};
+    const kvf_log_t log = {on_log, NULL, KVF_LOG_TRACE};
+    kvf_ucx_t *ucx = NULL;
+    kvf_detail_t detail = {""};
+    char path[] = "/tmp/kvferry-stdout-XXXXXX", byte;
+    int fd = mkstemp(path), saved = dup(STDOUT_FILENO);
+    cr_assert_geq(fd, 0);
+    (void)unlink(path);
+    (void)fflush(stdout);
+    (void)dup2(fd, STDOUT_FILENO);
+    kvf_status_t tls = kvf_ucx_create(&config, kvf_alloc_default(), &log, &ucx, &detail);
+    kvf_detail_t device_detail = {""};
+    kvf_status_t device =
+        kvf_ucx_create(&no_device, kvf_alloc_default(), &log, &ucx, &device_detail);
+    (void)fflush(stdout);
+    (void)dup2(saved, STDOUT_FILENO);
+    cr_assert_eq(lseek(fd, 0, SEEK_SET), 0);
+    cr_assert_eq(read(fd, &byte, 1), 0, "UCX wrote on stdout");
+    cr_assert_eq(tls, KVF_ERR_INVALID);
+    cr_assert_eq(device, KVF_ERR_INVALID);
+    cr_assert_null(ucx);
+    cr_assert_not_null(strstr(detail.text, "nosuch"), "%s", detail.text);
+    cr_assert_not_null(strstr(detail.text, "tcp"), "names what there is: %s", detail.text);
+    cr_assert_not_null(strstr(device_detail.text, "nosuch9"), "%s", device_detail.text);
+    cr_assert_not_null(strstr(device_detail.text, "lo"), "names what there is: %s",
+                       device_detail.text);
+    cr_assert_not_null(strstr(log_text, "ucx: "), "%s", log_text);
+    (void)close(fd);
+    (void)close(saved);
+}
+
+Test(mover_ucx, the_environment_wins) {
+    const kvf_ucx_config_t config = {"nosuch", "nosuch9", "127.0.0.1"};
+    kvf_ucx_t *ucx = NULL;
+    cr_assert_eq(setenv("UCX_TLS", "tcp", 1), 0);
+    cr_assert_eq(setenv("UCX_NET_DEVICES", "lo", 1), 0);
+    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), NULL, &ucx, NULL), KVF_OK);
+    kvf_ucx_destroy(ucx);
+    kvf_ucx_destroy(NULL);
+    cr_assert_eq(strncmp(kvf_ucx_version(), "1.", 2), 0);
+}
+
+Test(mover_ucx, without_memory, .timeout = 60) {
+    const kvf_ucx_config_t config = {"tcp,self", "auto", "127.0.0.1"};
+    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, NULL};
+    side_t b;
+    uint64_t n = 0;
+    bool done = false;
+    side_open(&b, "tcp,self");
+    while (!done) {
+        kvf_alloc_fail_t fail;
+        kvf_ucx_t *ucx = NULL;
+        kvf_mover_t *mover = NULL;
+        kvf_detail_t detail = {""};
+        kvf_alloc_fail_init(&fail, ++n);
+        kvf_status_t status = kvf_ucx_create(&config, &fail.table, NULL, &ucx, &detail);
+        if (status == KVF_OK) {
+            status = kvf_mover_ucx_create(ucx, &sink, &mover, &detail);
+        }
+        if (status == KVF_OK) {
+            status = mover->ops->connect(mover, 1, b.address, b.address_bytes, &detail);
+        }
+        done = fail.calls < n;
+        cr_assert_eq(status, done ? KVF_OK : KVF_ERR_NO_MEMORY, "allocation %lu", (unsigned long)n);
+        cr_assert_eq(detail.text[0] != '\0', !done);
+        if (mover != NULL) {
+            mover->ops->destroy(mover);
+        }
+        kvf_ucx_destroy(ucx);
+        cr_assert_eq(fail.live, 0);
+    }
+    cr_assert_gt(n, 4); /* context, mover, peer, hash table ... */
+    side_close(&b);
+}
+
+/* ---- sleeping
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static uint64_t cpu_us(void) {
+    struct rusage usage;
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 +
+           (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+/* Sleep as a loop does. Returns whether something happened. */
+static bool sleep_once(side_t *side, int timeout_ms) {
+    struct pollfd readable = {side->mover->ops->fd(side->mover), POLLIN, 0};
+    if (turn(side) > 0) {
+        return true;
+    }
+    if (!side->mover->ops->arm(side->mover)) {
+        return true;
+    }
+    return poll(&readable, 1, timeout_ms) > 0;
+}
+
+/* A process that sleeps until something arrives; says 'x' for each 300000 bytes, then 'i' if it
+ * used little cpu. */
+static pid_t start_sleeper(const char *tls, int *from_p) {
+    int fds[2];
+    cr_assert_eq(pipe(fds), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        side_t b;
+        side_open(&b, tls);
+        const uint64_t sleep_us = b.mover->ops->max_sleep_us(b.mover);
+        const int timeout_ms = sleep_us == KVF_NEVER ? 5000 : (int)(sleep_us / 1000);
+        if (write(fds[1], b.address, sizeof(b.address)) != (ssize_t)sizeof(b.address)) {
+            _exit(1);
+        }
+        const uint64_t cpu = cpu_us();
+        for (uint64_t round = 1; round <= 3; round++) {
+            while (b.landed_bytes < round * 300000) {
+                (void)sleep_once(&b, timeout_ms);
+            }
+            (void)!write(fds[1], "x", 1);
+        }
+        (void)!write(fds[1], cpu_us() - cpu < 450000 ? "i" : "b", 1);
+        _exit(0);
+    }
+    close(fds[1]);
+    *from_p = fds[0];
+    return pid;
+}
+
+ParameterizedTestParameters(mover_ucx, sleeps_and_wakes) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+ParameterizedTest(size_t *idx, mover_ucx, sleeps_and_wakes, .timeout = 60) {
+    int from;
+    char byte;
+    uint8_t address[sizeof(((side_t *)0)->address)];
+    pid_t pid = start_sleeper(transports[*idx], &from);
+    side_t a;
+    side_open(&a, transports[*idx]);
+    read_address(from, address, sizeof(address));
+    side_connect(&a, 1, address, sizeof(address));
+    uint8_t *source = make_source(300000);
+    for (uint32_t round = 1; round <= 3; round++) {
+        kvf_piece_t piece = piece_at(source, 0, 300000, 1, 0);
+        kvf_window_t window = window_of(&piece, 1);
+        const uint64_t start = now_us(), cpu = cpu_us();
+        while (now_us() - start < 300000) {
+            (void)sleep_once(&a, 20);
+        }
+        cr_assert_lt(cpu_us() - cpu, 100000, "an idle mover uses %lu us of cpu in 300 ms",
+                     (unsigned long)(cpu_us() - cpu));
+        cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+        const uint64_t posted = now_us();
+        while (a.n_moved < round && now_us() - posted < 5000000) {
+            (void)sleep_once(&a, 10);
+        }
+        cr_assert_eq(a.n_moved, round);
+        cr_assert_eq(read(from, &byte, 1), 1); /* the sleeper saw it all */
+        cr_assert_eq(byte, 'x');
+        cr_assert_lt(now_us() - posted, 3000000);
+    }
+    cr_assert_eq(read(from, &byte, 1), 1);
+    cr_assert_eq(byte, 'i', "the receiver uses the cpu while nothing arrives");
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    const uint64_t sleep_us = a.mover->ops->max_sleep_us(a.mover);
+    cr_assert(sleep_us == KVF_NEVER || sleep_us == 10000);
+    close(from);
+    side_close(&a);
+    free(source);
 }

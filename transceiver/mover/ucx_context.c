@@ -41,7 +41,9 @@ on_log(const char *file, unsigned line, const char *function, ucs_log_level_t le
         (void)fprintf(stderr, "kvferry %s ucx: %s\n", kvf_log_level_name(log_level(level)), text);
         return UCS_LOG_FUNC_RC_STOP;
     }
-    memcpy(scope->said, text, sizeof(text));
+    if (scope->said[0] == '\0') {
+        memcpy(scope->said, text, sizeof(text));
+    }
     kvf_log(scope->log, log_level(level), "ucx: %s", text);
     return UCS_LOG_FUNC_RC_STOP;
 }

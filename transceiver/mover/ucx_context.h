@@ -23,7 +23,7 @@ struct kvf_ucx {
 
 /**
  * While a scope is open on a thread, what UCX says on it goes to that log instead of stderr, and
- * the last thing it said stays there for the text of an error.
+ * the first thing it said stays there for the text of an error.
  */
 typedef struct kvf_ucx_scope {
     const kvf_log_t *log;
