@@ -4,6 +4,7 @@
 #include "tools/node/http.h"
 
 #include "tests/support/http_client.h"
+#include "tests/support/leaks.h"
 
 #include <jansson.h>
 #include <pthread.h>
@@ -90,6 +91,7 @@ static void start(void) {
 
 static void stop(void) {
     kvf_http_destroy(http);
+    check_leaks();
 }
 
 static size_t count_kept(void) {
@@ -469,11 +471,14 @@ Test(http, idle_takes_no_processor_time) {
         }
     }
     wait_kept(25);
+    for (size_t i = 0; i < 10; i++) { /* some leave while they are served */
+        close(fds[i]);
+    }
     uint64_t start_us = now_us(CLOCK_PROCESS_CPUTIME_ID);
     usleep(1000000);
     cr_assert_lt(now_us(CLOCK_PROCESS_CPUTIME_ID) - start_us, 5000);
     answer_all();
-    for (size_t i = 0; i < 50; i++) {
+    for (size_t i = 10; i < 50; i++) {
         close(fds[i]);
     }
 }
