@@ -212,10 +212,18 @@ class Node:
         """SIGTERM, and the exit code."""
         if self.alive():
             self.signal(signal.SIGTERM)
+        return self.wait_end(seconds)
+
+    def wait_end(self, seconds=PATIENCE_S):
+        """Wait for the end of the process; the exit code."""
         code = self.process.wait(seconds)
         self._reader.join(seconds)
         self.process.stderr.close()
         return code
+
+    def resident_bytes(self):
+        with open("/proc/%d/statm" % self.pid, encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_ticks(self):
         """User and system time so far, all threads, in clock ticks."""
