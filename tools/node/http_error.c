@@ -63,7 +63,9 @@ static json_t *string_of(const char *text) {
     char *ascii = string == NULL ? strdup(text) : NULL;
     if (ascii != NULL) {
         for (char *at = ascii; *at != '\0'; at++) {
-            *at = (unsigned char)*at < 0x80 ? *at : '?';
+            if ((unsigned char)*at >= 0x80) {
+                *at = '?';
+            }
         }
         string = json_string(ascii);
         free(ascii);
