@@ -11,8 +11,7 @@ static const uint8_t preamble_magic[8] = "KVFERRY";
 static const char initiator_label[] = "kvferry hello initiator";
 static const char responder_label[] = "kvferry hello responder";
 
-/* ---- preamble: magic 8 bytes, major u16, minor u16, initiator u8, reserved 3 bytes = 0, nonce
- * ------------------- */
+/* ---- preamble: magic, major u16, minor u16, initiator u8, 3 bytes reserved = 0, nonce ---- */
 
 void kvf_preamble_encode(const kvf_preamble_t *preamble, uint8_t bytes[KVF_PREAMBLE_BYTES]) {
     kvf_writer_t w = kvf_writer(bytes, KVF_PREAMBLE_BYTES);
@@ -51,9 +50,7 @@ kvf_status_t kvf_preamble_decode(const uint8_t bytes[KVF_PREAMBLE_BYTES],
     return KVF_OK;
 }
 
-/* ---- hello
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- hello ---- */
 
 static kvf_status_t hello_mac(const uint8_t key[32], const kvf_hello_binding_t *binding,
                               const uint8_t *hello, size_t bytes, uint8_t mac[KVF_MAC_BYTES]) {
@@ -185,9 +182,7 @@ kvf_status_t kvf_hello_unpack(const kvf_alloc_t *alloc, const uint8_t key[32],
     return KVF_OK;
 }
 
-/* ---- layout
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- layout ---- */
 
 /* A number that no enum of this version has is a newer peer's. */
 static kvf_status_t check_kind(const Kvf__Wire__LayerGroup *group, const char *field,

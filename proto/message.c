@@ -6,15 +6,14 @@
 
 #include <assert.h>
 
-/* Memory that one message may take: an honest one needs at most about 13 bytes per byte on the wire
- * (commits of many ranges of one block each), plus what its few fixed parts need. */
+/* Memory that one message may take: the worst honest one, a commit of many ranges of one block
+ * each, needs 11.8 bytes per byte on the wire; and what few fixed parts need. */
 #define UNPACK_FACTOR 16
 #define UNPACK_EXTRA_BYTES (16U << 10)
 /* What an allocation costs besides its bytes. */
 #define ALLOC_COST_BYTES 16
 
-/* ---- what every message must be: each function names the first field that is wrong, or returns
- * NULL ------------ */
+/* ---- checks: each function names the first field that is wrong, or returns NULL ---- */
 
 /* The checks may repair what they are given: that is what "cut" means for messages. */
 typedef const char *(*check_fn)(ProtobufCMessage *message);
@@ -207,9 +206,7 @@ static const struct {
     [KVF_FRAME_BYE] = {&kvf__wire__bye__descriptor, check_bye},
 };
 
-/* ---- packing
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- packing ---- */
 
 kvf_status_t kvf_message_pack(const kvf_alloc_t *alloc, kvf_frame_type_t type,
                               const ProtobufCMessage *message, uint64_t cap_bytes,
@@ -230,9 +227,7 @@ kvf_status_t kvf_message_pack(const kvf_alloc_t *alloc, kvf_frame_type_t type,
     return KVF_OK;
 }
 
-/* ---- unpacking
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- unpacking ---- */
 
 typedef struct limiter {
     const kvf_alloc_t *alloc;
@@ -290,7 +285,7 @@ kvf_status_t kvf_message_decode(const kvf_alloc_t *alloc, kvf_frame_type_t type,
 kvf_status_t kvf_message_unpack(const kvf_alloc_t *alloc, kvf_frame_type_t type,
                                 const uint8_t *payload, size_t bytes, ProtobufCMessage **message_p,
                                 kvf_detail_t *detail) {
-    if (type < KVF_FRAME_HELLO || type > KVF_FRAME_BYE || messages[type].check == NULL) {
+    if ((size_t)type >= sizeof(messages) / sizeof(messages[0]) || messages[type].check == NULL) {
         return kvf_fail(detail, KVF_ERR_PROTOCOL, "frame of type %s at the wrong time",
                         kvf_frame_type_name(type));
     }

@@ -4,8 +4,8 @@
  * same frames and ends in the same way.
  */
 #include "proto/frame.h"
-#include "fuzz.h"
 #include "kvmgr/base/cursor.h"
+#include "tests/fuzz/fuzz.h"
 
 #define CAP 1000
 

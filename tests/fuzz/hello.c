@@ -6,7 +6,7 @@
  */
 #include "proto/hello.h"
 
-#include "fuzz.h"
+#include "tests/fuzz/fuzz.h"
 
 static const uint8_t key[32] = {1, 2, 3};
 

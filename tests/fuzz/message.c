@@ -5,8 +5,8 @@
  */
 #include "proto/message.h"
 
-#include "fuzz.h"
 #include "kvmgr/base/size.h"
+#include "tests/fuzz/fuzz.h"
 
 /* An allocator that adds up what it was asked for. */
 typedef struct account {

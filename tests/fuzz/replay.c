@@ -3,7 +3,7 @@
  * Runs a fuzz target over the files of folders, without libFuzzer: so a corpus is an ordinary test.
  * An input that breaks a property ends the process with its name as the last line on stderr.
  */
-#include "fuzz.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
 #include <limits.h>

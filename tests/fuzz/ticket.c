@@ -6,8 +6,8 @@
  */
 #include "proto/ticket.h"
 
-#include "fuzz.h"
 #include "proto/mac.h"
+#include "tests/fuzz/fuzz.h"
 
 static const uint8_t key[32] = {1, 2, 3};
 

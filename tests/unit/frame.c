@@ -155,11 +155,14 @@ Test(frame, every_flipped_bit_of_a_header_is_refused_or_another_type_or_length) 
     }
 }
 
-Test(frame, type_zero_is_no_type) {
-    uint8_t header[KVF_FRAME_HEADER_BYTES];
-    kvf_frame_header((kvf_frame_type_t)0, 0, header);
-    bool have;
-    cr_assert_eq(parse_header(header, CAP, &have, NULL), KVF_ERR_PROTOCOL);
+Test(frame, types_end_where_they_end) {
+    for (unsigned type = 0; type <= UINT16_MAX; type++) {
+        uint8_t header[KVF_FRAME_HEADER_BYTES];
+        kvf_frame_header((kvf_frame_type_t)type, 0, header);
+        bool have;
+        cr_assert_eq(parse_header(header, CAP, &have, NULL),
+                     type >= 1 && type <= 9 ? KVF_OK : KVF_ERR_PROTOCOL, "type %u", type);
+    }
 }
 
 Test(frame, the_cap_is_the_last_length_that_passes_and_may_be_raised) {

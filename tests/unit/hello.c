@@ -10,9 +10,7 @@
 
 static const uint8_t key[32] = "a secret of thirty-two bytes ...";
 
-/* ---- preamble
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- preamble ---- */
 
 static kvf_preamble_t make_preamble(bool initiator) {
     kvf_preamble_t preamble = {.major = 1, .minor = 0x0203, .initiator = initiator};
@@ -78,9 +76,7 @@ Test(hello, another_major_version_is_named) {
     cr_assert_not_null(strstr(detail.text, "1.0 here, 9.4 there"), "%s", detail.text);
 }
 
-/* ---- hello
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- hello ---- */
 
 typedef struct fixture {
     uint8_t initiator[KVF_PREAMBLE_BYTES];
@@ -441,9 +437,7 @@ Test(hello, every_failed_allocation_is_reported_and_leaks_nothing) {
     free(f);
 }
 
-/* ---- layout
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- layout ---- */
 
 Test(hello, layout_comes_back_field_by_field) {
     fixture_t *f = make_fixture();
