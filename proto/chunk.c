@@ -7,7 +7,7 @@
 #define CHUNK_MAGIC UINT64_C(0x4b4e55484346564b)
 
 /* magic u64, receiver 16 bytes, counter u64, group u32, slot u32, ordinal u64, generation u64,
- * offset u64, bytes u64, reserved u64 = 0: a multiple of 16, so that the data behind it stays
+ * offset u64, bytes u64, grant key u64: a multiple of 16, so that the data behind it stays
  * aligned. */
 
 void kvf_chunk_encode(const kvf_chunk_t *chunk, uint8_t header[KVF_CHUNK_HEADER_BYTES]) {
@@ -21,7 +21,7 @@ void kvf_chunk_encode(const kvf_chunk_t *chunk, uint8_t header[KVF_CHUNK_HEADER_
     kvf_write_u64(&w, chunk->generation);
     kvf_write_u64(&w, chunk->offset);
     kvf_write_u64(&w, chunk->bytes);
-    kvf_write_u64(&w, 0);
+    kvf_write_u64(&w, chunk->grant_key);
 }
 
 kvf_status_t kvf_chunk_decode(const void *header, size_t bytes, kvf_chunk_t *chunk_p) {
@@ -40,8 +40,8 @@ kvf_status_t kvf_chunk_decode(const void *header, size_t bytes, kvf_chunk_t *chu
     chunk.generation = kvf_read_u64(&r);
     chunk.offset = kvf_read_u64(&r);
     chunk.bytes = kvf_read_u64(&r);
-    uint64_t reserved = kvf_read_u64(&r);
-    if (magic != CHUNK_MAGIC || reserved != 0 || slot > INT32_MAX || ordinal > INT64_MAX) {
+    chunk.grant_key = kvf_read_u64(&r);
+    if (magic != CHUNK_MAGIC || slot > INT32_MAX || ordinal > INT64_MAX) {
         return KVF_ERR_PROTOCOL;
     }
     chunk.slot = (int32_t)slot;

@@ -22,8 +22,9 @@ typedef struct kvf_chunk {
     int32_t slot;
     int64_t ordinal;
     uint64_t generation;
-    uint64_t offset; /**< inside the slot */
-    uint64_t bytes;  /**< of the data that follows */
+    uint64_t offset;    /**< inside the slot */
+    uint64_t bytes;     /**< of the data that follows */
+    uint64_t grant_key; /**< what the receiver gave to this transfer's sender, and to nobody else */
 } kvf_chunk_t;
 
 /** Write a header of KVF_CHUNK_HEADER_BYTES. @thread any */

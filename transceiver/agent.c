@@ -146,6 +146,12 @@ static kvf_status_t copy_config(kvf_agent_t *agent, const kvf_agent_config_t *co
     return agent->peers == NULL ? KVF_ERR_NO_MEMORY : KVF_OK;
 }
 
+static kvf_status_t make_ucx_mover(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
+                                   kvf_mover_t **mover_p, kvf_detail_t *detail) {
+    (void)ctx;
+    return kvf_mover_ucx_create(ucx, sink, mover_p, detail);
+}
+
 kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **agent_p,
                               kvf_detail_t *detail) {
     const kvf_alloc_t *alloc = kvf_alloc_default();
@@ -175,6 +181,7 @@ kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **ag
         goto err_free;
     }
     kvf_mem_shm_init(&agent->shm, agent->ucx);
+    agent->make_mover = make_ucx_mover;
     *agent_p = agent;
     return KVF_OK;
 

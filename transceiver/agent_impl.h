@@ -37,9 +37,10 @@ struct kvf_agent {
     kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
     kvf_core_t *core;
     kvf_loop_t *loop; /**< NULL until started */
-    /** Tests: make the mover that is used out of the real one. */
-    kvf_status_t (*decorate)(void *ctx, kvf_mover_t *inner, kvf_mover_t **mover_p);
-    void *decorate_ctx;
+    /** Makes the mover; tests put a decorator around it. */
+    kvf_status_t (*make_mover)(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
+                               kvf_mover_t **mover_p, kvf_detail_t *detail);
+    void *make_mover_ctx;
 };
 
 /** Make the core and the loop of an agent; with a thread if `threaded`. @return as

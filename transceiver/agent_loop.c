@@ -344,17 +344,9 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
-    status = kvf_mover_ucx_create(agent->ucx, &sink, &loop->mover, detail);
+    status = agent->make_mover(agent->make_mover_ctx, agent->ucx, &sink, &loop->mover, detail);
     if (status != KVF_OK) {
         goto err_close;
-    }
-    if (agent->decorate != NULL) {
-        kvf_mover_t *outer;
-        status = agent->decorate(agent->decorate_ctx, loop->mover, &outer);
-        if (status != KVF_OK) {
-            goto err_close;
-        }
-        loop->mover = outer;
     }
     int fd = loop->mover->ops->fd(loop->mover);
     if (fd >= 0 && uv_poll_init(&loop->uv, &loop->poll, fd) != 0) {

@@ -281,6 +281,7 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     recv->lengths = desc->lengths;
     recv->cached_tokens = desc->cached_tokens;
     recv->holes = desc->holes;
+    core->config.rand.fill(core->config.rand.ctx, &recv->grant_key, sizeof(recv->grant_key));
     status = take_tables(recv, desc, wanted, detail);
     if (status != KVF_OK) {
         goto err_op;
@@ -339,6 +340,7 @@ static void tell_part(kvf_recv_op_t *recv, grant_part_t *part, bool more) {
     request.cached_tokens = recv->cached_tokens;
     request.timeout_us =
         recv->deadline_us == KVF_NEVER ? KVF_NEVER : recv->deadline_us - core->now_us;
+    request.grant_key = recv->grant_key;
     request.skip_holes = recv->holes == KVF_HOLES_SKIP;
     request.mover = (char *)(uintptr_t)core->config.mover_name;
     request.n_grants = part->n_grants;

@@ -44,6 +44,7 @@ typedef struct kvf_recv_op {
     int64_t cached_tokens;
     kvf_holes_t holes;
     uint64_t deadline_us;
+    uint64_t grant_key; /* random: only the sender of this transfer knows it */
     uint8_t ticket[KVF_TICKET_MAX_BYTES];
     size_t ticket_bytes;
     char node[KVF_TICKET_FIELD_BYTES + 1]; /* the ticket's instance */

@@ -47,12 +47,19 @@ static recv_entry_t *find_entry(const recv_group_t *group, int64_t ordinal) {
 
 /* ---- chunks ---- */
 
-/* The bits of a chunk's entry, or NULL when the grant does not cover the chunk. */
-static uint64_t *covered_by_grant(kvf_core_t *core, const kvf_chunk_t *chunk, uint64_t *first_p,
-                                  uint64_t *end_p) {
+/* The receive whose sender this chunk comes from, while it may write. */
+static kvf_recv_op_t *chunk_recv(kvf_core_t *core, const kvf_chunk_t *chunk) {
     kvf_recv_op_t *recv = kvf_recv_find(core, &chunk->transfer);
-    if (recv == NULL || recv->op.ended || !recv->requested ||
-        chunk->group_idx >= core->layout.n_groups) {
+    bool granted =
+        recv != NULL && !recv->op.ended && recv->requested && recv->grant_key == chunk->grant_key;
+    return granted ? recv : NULL;
+}
+
+/* The bits of a chunk's entry, or NULL when the grant does not cover the chunk. */
+static uint64_t *covered_by_grant(kvf_recv_op_t *recv, const kvf_chunk_t *chunk, uint64_t *first_p,
+                                  uint64_t *end_p) {
+    const kvf_layout_t *layout = &recv->op.core->layout;
+    if (chunk->group_idx >= layout->n_groups) {
         return NULL;
     }
     recv_group_t *group = &recv->groups[chunk->group_idx];
@@ -61,7 +68,7 @@ static uint64_t *covered_by_grant(kvf_core_t *core, const kvf_chunk_t *chunk, ui
     if (entry == NULL || entry->slot != chunk->slot || entry->generation != chunk->generation ||
         chunk->bytes == 0 || ((chunk->offset | chunk->bytes) & mask) != 0 ||
         !kvf_range_ok(chunk->offset, chunk->bytes,
-                      kvf_group_block_bytes(&core->layout.groups[chunk->group_idx]))) {
+                      kvf_group_block_bytes(&layout->groups[chunk->group_idx]))) {
         return NULL;
     }
     *first_p = chunk->offset / group->granule_bytes;
@@ -71,24 +78,39 @@ static uint64_t *covered_by_grant(kvf_core_t *core, const kvf_chunk_t *chunk, ui
 
 kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk) {
     uint64_t first, end;
-    uint64_t *landed = covered_by_grant(core, chunk, &first, &end);
-    if (landed == NULL || !bits_all(landed, first, end, false)) {
-        core->counters.refused_chunks++;
-        return KVF_ERR_RANGE;
+    kvf_recv_op_t *recv = chunk_recv(core, chunk);
+    uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
+    if (landed != NULL && bits_all(landed, first, end, false)) {
+        return KVF_OK;
     }
-    return KVF_OK;
+    core->counters.refused_chunks++;
+    if (recv != NULL && landed == NULL) {
+        /* Who has the key is the sender of this transfer, and it misplaces blocks: what it sends
+         * cannot be trusted to become whole. (Strangers' chunks and repeated ones are only
+         * dropped.) */
+        char text[KVF_DETAIL_BYTES];
+        bool known = chunk->group_idx < core->layout.n_groups;
+        (void)snprintf(text, sizeof(text),
+                       "group %s, ordinal %" PRId64 ": bytes came for slot %" PRId32
+                       ", offset %" PRIu64 ", which was not granted for that block",
+                       known ? core->layout.groups[chunk->group_idx].name : "(none)",
+                       chunk->ordinal, chunk->slot, chunk->offset);
+        kvf_recv_end(recv, KVF_ERR_PROTOCOL, text, true);
+    }
+    return KVF_ERR_RANGE;
 }
 
 static void verify_next(kvf_recv_op_t *recv);
 
 void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk) {
     uint64_t first, end;
-    uint64_t *landed = covered_by_grant(core, chunk, &first, &end);
+    kvf_recv_op_t *recv = chunk_recv(core, chunk);
+    uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
     if (landed != NULL) {
         bits_set(landed, first, end);
         core->counters.bytes_received += chunk->bytes;
         core->counters.pieces_received++;
-        verify_next(kvf_recv_find(core, &chunk->transfer));
+        verify_next(recv);
     }
 }
 

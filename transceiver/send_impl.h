@@ -40,6 +40,7 @@ typedef struct kvf_send_op {
     bool planned; /* the request is complete and paired */
     bool final_sent;
     kvf_transfer_id_t transfer;
+    uint64_t grant_key;
     uint64_t claimed_us;
     kvf_plan_t plan;
     uint32_t n_posted; /* windows */

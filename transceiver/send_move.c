@@ -202,6 +202,7 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
         return KVF_OK;
     }
     *window = (kvf_window_t){.transfer = send->transfer,
+                             .grant_key = send->grant_key,
                              .peer = peer->number,
                              .pieces = window->pieces,
                              .owner = (uint64_t)(uintptr_t)send};

@@ -75,6 +75,7 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     send->claimed = true;
     send->claimed_us = core->now_us;
     send->transfer = *transfer;
+    send->grant_key = request->grant_key;
     kvf_peer_attach(peer, &send->op);
     /* The receiver ends it at its deadline and says so; this is for a receiver that does not. */
     kvf_timer_set(

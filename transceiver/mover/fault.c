@@ -31,9 +31,7 @@ static kvf_mover_fault_t *fault_of(kvf_mover_t *base) {
     return (kvf_mover_fault_t *)base;
 }
 
-/* ---- from below
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- from below ------------------------------------------------------------------------------ */
 
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     const kvf_mover_fault_t *fault = ctx;
@@ -53,9 +51,7 @@ static void on_broken(void *ctx, uint64_t peer, const char *why) {
     fault->sink.broken(fault->sink.ctx, peer, why);
 }
 
-/* ---- faults
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static void job_free(const kvf_mover_fault_t *fault, job_t *job) {
     kvf_free(fault->alloc, job->flipped);
@@ -160,8 +156,7 @@ static unsigned tell(kvf_mover_fault_t *fault) {
     return n;
 }
 
-/* ---- the rest of the row
- * -------------------------------------------------------------------------------------- */
+/* ---- the rest of the row --------------------------------------------------------------------- */
 
 static void fault_destroy(kvf_mover_t *base) {
     kvf_mover_fault_t *fault = fault_of(base);

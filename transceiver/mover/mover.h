@@ -31,6 +31,7 @@ typedef struct kvf_piece {
 /** What is posted at once. The poster owns it, and it stays where it is until done. */
 typedef struct kvf_window {
     kvf_transfer_id_t transfer;
+    uint64_t grant_key; /**< the receiver's; goes with every chunk */
     uint64_t peer;
     kvf_piece_t *pieces;
     uint32_t n_pieces;

@@ -74,8 +74,7 @@ static packet_t *find_packet(const kvf_sim_net_t *net, size_t idx) {
     return packet;
 }
 
-/* ---- the driver's side
- * ---------------------------------------------------------------------------------------- */
+/* ---- the driver's side ----------------------------------------------------------------------- */
 
 kvf_status_t kvf_sim_net_create(const kvf_sim_config_t *config, const kvf_alloc_t *alloc,
                                 kvf_sim_net_t **net_p) {
@@ -212,8 +211,7 @@ void kvf_sim_net_break(kvf_sim_net_t *net, uint64_t agent_a, uint64_t agent_b) {
     break_paths(net, agent_b, agent_a);
 }
 
-/* ---- the mover's side
- * ----------------------------------------------------------------------------------------- */
+/* ---- the mover's side ------------------------------------------------------------------------ */
 
 static kvf_status_t sim_address(kvf_mover_t *base, void *buf, size_t cap, size_t *bytes_p) {
     kvf_writer_t writer = kvf_writer(buf, cap);
@@ -268,7 +266,7 @@ static kvf_status_t cut(const mover_t *m, uint64_t to, job_t *job, kvf_piece_t *
                      to,
                      false,
                      {job->window->transfer, piece->group_idx, piece->slot, piece->ordinal,
-                      piece->generation, piece->offset + off, bytes}},
+                      piece->generation, piece->offset + off, bytes, job->window->grant_key}},
             .job = job,
             .piece = piece,
         };
