@@ -215,8 +215,7 @@ static void route_request(kvf_http_request_t *request, const char *method, const
         }
     }
     if (route == NULL && allow[0] == '\0') {
-        (void)snprintf(message, sizeof(message), "there is no %.200s here; see docs/contracts.md",
-                       path);
+        (void)snprintf(message, sizeof(message), "there is no %.200s here; check the path", path);
         answer_error(request, MHD_HTTP_NOT_FOUND, "unknown", message, false, NULL, NULL);
     } else if (route == NULL) {
         (void)snprintf(message, sizeof(message), "%.200s takes %s", path, allow);
