@@ -184,6 +184,9 @@ def broken_lines():
                   {"context": {"ordinals": [1], "legacy": {"ids": [1]}}},
                   {"context": {"ordinals": [1.0]}}, {"context": {"ordinals": [None]}},
                   {"context": {"ordinals": [-2]}}, {"context": {"ordinals": [2 ** 31]}},
+                  {"context": {"ordinals": [2 ** 32 + 5]}}, legacy([2 ** 32 + 5]),
+                  # A message quotes a name up to the middle of a character.
+                  {"name": "x" + "\u00fc" * 200, "window": 0},
                   {"context": {"ordinals": [3, 3]}}, {"context": {"ordinals": [0, 1, -9]}},
                   {"generation": {"ordinals": [4, 4]}}, {"generation": 5},
                   {"context": {"legacy": [1]}}, legacy("x"), legacy([-1]), legacy([2 ** 31]),
