@@ -43,7 +43,8 @@ static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     side_t *side = ctx;
     if (chunk->slot >= (int32_t)N_SLOTS || chunk->offset > SLOT_BYTES ||
         chunk->bytes > SLOT_BYTES - chunk->offset || chunk->ordinal != 100 + chunk->slot ||
-        chunk->generation != 7 || chunk->group_idx != 3 || chunk->transfer.counter != 42) {
+        chunk->generation != 7 || chunk->group_idx != 3 || chunk->transfer.counter != 42 ||
+        chunk->grant_key != 4711) {
         side->n_stray++;
         return;
     }
@@ -134,6 +135,7 @@ static inline kvf_piece_t piece_at(const uint8_t *source, uint64_t from, uint64_
 static inline kvf_window_t window_of(kvf_piece_t *pieces, uint32_t n) {
     kvf_window_t window = {.peer = 1, .pieces = pieces, .n_pieces = n, .owner = 99};
     window.transfer.counter = 42;
+    window.grant_key = 4711;
     for (uint32_t i = 0; i < n; i++) {
         window.bytes += pieces[i].bytes;
     }
@@ -151,8 +153,7 @@ static inline void run_until_landed(side_t *from, side_t *to, uint32_t n_moved, 
     cr_assert_eq(from->status, KVF_OK);
 }
 
-/* ---- a second process
- * ----------------------------------------------------------------------------------------- */
+/* ---- a second process ------------------------------------------------------------------------ */
 
 /* The address of a side in another process, over a pipe. */
 typedef struct far_address {

@@ -102,7 +102,8 @@ static void make_window(void) {
     }
     pieces[0] = (kvf_piece_t){source, 40, 5, 11, 9, 3, 1, 0};
     pieces[1] = (kvf_piece_t){source + 40, 1, 63, 12, 9, 3, 2, 0};
-    window = (kvf_window_t){.peer = 77, .pieces = pieces, .n_pieces = 2, .bytes = 41};
+    window =
+        (kvf_window_t){.grant_key = 4711, .peer = 77, .pieces = pieces, .n_pieces = 2, .bytes = 41};
 }
 
 static void check_all_there(void) {
@@ -148,6 +149,7 @@ Test(mover_sim, a_window_is_done_before_it_arrives) {
     cr_assert_eq(chunk.chunk.ordinal, 11);
     cr_assert_eq(chunk.chunk.slot, 1);
     cr_assert_eq(chunk.chunk.generation, 9);
+    cr_assert_eq(chunk.chunk.grant_key, 4711);
     cr_assert(kvf_sim_net_step(net, 2)); /* out of order */
     cr_assert_eq(turn(2), 1);
     cr_assert_eq(agents[2].slots[1][44], 40);
