@@ -2,7 +2,6 @@
 #include "tools/config_keys.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <string.h>
 #include <yaml.h>
 
@@ -18,19 +17,9 @@ typedef struct reader {
     bool sections[KVF_CONFIG_MAX_KEYS]; /* by index of a section's first key */
 } reader_t;
 
-#define FAIL(reader, mark, ...) fail((reader), KVF_ERR_INVALID, (mark).line + 1, __VA_ARGS__)
-
-static kvf_status_t fail(reader_t *reader, kvf_status_t status, size_t line, const char *fmt, ...)
-    KVF_PRINTF(4, 5);
-
-static kvf_status_t fail(reader_t *reader, kvf_status_t status, size_t line, const char *fmt, ...) {
-    char text[KVF_DETAIL_BYTES - 128];
-    va_list args;
-    va_start(args, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
-    return kvf_fail(reader->detail, status, "%.100s:%zu: %s", reader->name, line, text);
-}
+#define FAIL(reader, mark, fmt, ...)                                                               \
+    kvf_fail((reader)->detail, KVF_ERR_INVALID, "%.100s:%zu: " fmt, (reader)->name,                \
+             (mark).line + 1, ##__VA_ARGS__)
 
 static kvf_status_t next_event(reader_t *reader, yaml_event_t *event_p) {
     const yaml_parser_t *parser = &reader->parser;
@@ -38,9 +27,9 @@ static kvf_status_t next_event(reader_t *reader, yaml_event_t *event_p) {
         return KVF_OK;
     }
     if (parser->error == YAML_MEMORY_ERROR) {
-        return fail(reader, KVF_ERR_NO_MEMORY, parser->mark.line + 1, "no memory");
+        return KVF_ERR_NO_MEMORY; /* kvf_config_read_stream() has the text */
     }
-    return fail(reader, KVF_ERR_INVALID, parser->problem_mark.line + 1, "not YAML: %s%s%s",
+    return FAIL(reader, parser->problem_mark, "not YAML: %s%s%s",
                 parser->problem == NULL ? "unknown problem" : parser->problem,
                 parser->context == NULL ? "" : ", ",
                 parser->context == NULL ? "" : parser->context);

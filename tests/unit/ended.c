@@ -13,7 +13,7 @@ static kvf_ended_t *make(size_t capacity) {
 Test(ended, the_oldest_makes_room) {
     kvf_ended_t *ended = make(3);
     for (int i = 0; i < 10; i++) {
-        char id[8], text[8];
+        char id[24], text[24];
         (void)snprintf(id, sizeof(id), "id%d", i);
         (void)snprintf(text, sizeof(text), "text%d", i);
         kvf_ended_put(ended, id, text);

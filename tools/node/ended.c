@@ -31,7 +31,7 @@ kvf_status_t kvf_ended_create(const kvf_alloc_t *alloc, size_t capacity, kvf_end
 
 static void drop(kvf_ended_t *ended, record_t *record) {
     const kvf_alloc_t *hash_alloc = ended->alloc;
-    if (record->id != NULL) {
+    if (record->id != NULL && ended->by_id != NULL) { /* the second follows from the first */
         HASH_DEL(ended->by_id, record);
         kvf_free(ended->alloc, record->id);
         *record = (record_t){.id = NULL};

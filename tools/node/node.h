@@ -23,8 +23,12 @@
 typedef enum kvf_role { KVF_ROLE_PREFILL, KVF_ROLE_DECODE } kvf_role_t;
 
 /** Every status, in the order of KVF_STATUS_MAP. */
-#define KVF_NODE_COUNT_STATUS(code, name, scope, text, help) +1
-enum { KVF_N_STATUSES = KVF_STATUS_MAP(KVF_NODE_COUNT_STATUS) };
+enum {
+#define KVF_NODE_STATUS(code, name, scope, text, help) KVF_NODE_##name,
+    KVF_STATUS_MAP(KVF_NODE_STATUS)
+#undef KVF_NODE_STATUS
+        KVF_N_STATUSES
+};
 extern const kvf_status_t kvf_node_statuses[KVF_N_STATUSES];
 
 /** Movers that are told apart. */
