@@ -27,11 +27,37 @@ static void post_load(load_t *load, side_t *side) {
     }
 }
 
-/* Until every window came back. Returns how long it took. */
+static uint64_t cpu_us(void) {
+    struct rusage usage;
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 +
+           (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+/* Sleep as a loop does. Returns whether something happened. */
+static bool sleep_once(side_t *side, int timeout_ms) {
+    struct pollfd readable = {side->mover->ops->fd(side->mover), POLLIN, 0};
+    if (turn(side) > 0) {
+        return true;
+    }
+    if (!side->mover->ops->arm(side->mover)) {
+        return true;
+    }
+    return poll(&readable, 1, timeout_ms) > 0;
+}
+
+/* How long a loop may sleep while something is in flight. */
+static int sleep_ms(const side_t *side) {
+    const uint64_t sleep_us = side->mover->ops->max_sleep_us(side->mover);
+    cr_assert(sleep_us == KVF_NEVER || sleep_us == 10000);
+    return sleep_us == KVF_NEVER ? 4000 : (int)(sleep_us / 1000);
+}
+
+/* Until every window came back, sleeping as a loop does. Returns how long it took. */
 static uint64_t wait_for_all(side_t *side, uint64_t patience_us) {
     uint64_t start = now_us();
     while (side->n_moved < N_BIG && now_us() - start < patience_us) {
-        (void)turn(side);
+        (void)sleep_once(side, sleep_ms(side));
     }
     return now_us() - start;
 }
@@ -169,25 +195,6 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, killed_peer, .timeout = 60) {
     free(load.source);
 }
 
-static uint64_t cpu_us(void) {
-    struct rusage usage;
-    (void)getrusage(RUSAGE_SELF, &usage);
-    return (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 +
-           (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-}
-
-/* Sleep as a loop does. Returns whether something happened. */
-static bool sleep_once(side_t *side, int timeout_ms) {
-    struct pollfd readable = {side->mover->ops->fd(side->mover), POLLIN, 0};
-    if (turn(side) > 0) {
-        return true;
-    }
-    if (!side->mover->ops->arm(side->mover)) {
-        return true;
-    }
-    return poll(&readable, 1, timeout_ms) > 0;
-}
-
 /* A process that sleeps until something arrives; says 'x' for each 300000 bytes, then 'i' if it
  * used little cpu. */
 static pid_t start_sleeper(const char *tls, int *from_p) {
@@ -197,13 +204,11 @@ static pid_t start_sleeper(const char *tls, int *from_p) {
     if (pid == 0) {
         side_t b;
         side_open(&b, tls);
-        const uint64_t sleep_us = b.mover->ops->max_sleep_us(b.mover);
-        const int timeout_ms = sleep_us == KVF_NEVER ? 5000 : (int)(sleep_us / 1000);
         send_address(&b, fds[1]);
         const uint64_t cpu = cpu_us();
         for (uint64_t round = 1; round <= 3; round++) {
             while (b.landed_bytes < round * 300000) {
-                (void)sleep_once(&b, timeout_ms);
+                (void)sleep_once(&b, sleep_ms(&b));
             }
             (void)!write(fds[1], "x", 1);
         }
@@ -249,9 +254,46 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, sleeps_and_wakes, .timeout = 60) 
     cr_assert_eq(read(from, &byte, 1), 1);
     cr_assert_eq(byte, 'i', "the receiver uses the cpu while nothing arrives");
     cr_assert_eq(waitpid(pid, NULL, 0), pid);
-    const uint64_t sleep_us = a.mover->ops->max_sleep_us(a.mover);
-    cr_assert(sleep_us == KVF_NEVER || sleep_us == 10000);
     close(from);
     side_close(&a);
     free(source);
+}
+
+/* ---- two peers ---------------------------------------------------------------------------------
+ */
+
+/* One that does not read holds up nobody else. */
+Test(mover_ucx_ends, a_stuck_peer, .timeout = 60) {
+    side_t a, stuck, c;
+    load_t load;
+    side_open(&a, "auto");
+    side_open(&stuck, "auto");
+    side_open(&c, "auto");
+    side_connect(&a, 1, stuck.address, stuck.address_bytes);
+    side_connect(&a, 2, c.address, c.address_bytes);
+    post_load(&load, &a);
+    for (int i = 0; i < 10000; i++) {
+        (void)turn(&a);
+    }
+    cr_assert_eq(stuck.n_landed, 0);
+    cr_assert_lt(a.n_moved, N_BIG / 2);
+    kvf_piece_t piece = piece_at(load.source, 0, SLOT_BYTES, 3, 0);
+    kvf_window_t window = window_of(&piece, 1);
+    window.peer = 2;
+    cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+    a.last = NULL;
+    const uint64_t start = now_us();
+    while ((a.last != &window || c.landed_bytes < SLOT_BYTES) && now_us() - start < 10000000) {
+        (void)turn(&a);
+        (void)turn(&c);
+    }
+    cr_assert_eq(a.last, &window);
+    cr_assert_eq(a.status, KVF_OK);
+    cr_assert_eq(c.landed_bytes, SLOT_BYTES);
+    cr_assert_arr_eq(c.slots + 3 * SLOT_BYTES, load.source, SLOT_BYTES);
+    side_close(&a);
+    cr_assert_eq(a.n_moved, N_BIG + 1);
+    side_close(&stuck);
+    side_close(&c);
+    free(load.source);
 }
