@@ -3,9 +3,9 @@
  * Writes the seeds of the corpora: `fuzz-seeds tests/fuzz/corpus`. Run it again when the wire
  * changes, and commit what it wrote; inputs that a fuzzer found keep their own names and stay.
  */
-#include "fuzz.h"
 #include "proto/hello.h"
 #include "proto/ticket.h"
+#include "tests/fuzz/fuzz.h"
 
 #include <limits.h>
 
@@ -74,6 +74,7 @@ static void put_messages(void) {
     request.timeout_us = 30000000;
     request.skip_holes = true;
     request.mover = mover;
+    request.grant_key = UINT64_C(0x1122334455667788);
     request.n_grants = 2;
     request.grants = grants;
     put_message(KVF_FRAME_RECV_REQUEST, "recv_request", &request.base);

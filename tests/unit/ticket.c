@@ -162,11 +162,11 @@ Test(ticket, a_wrong_body_under_a_good_mac_is_forged) {
         size_t at;
         uint8_t value;
     } cases[] = {
-        {0, 0},     {0, 2},                            /* version */
-        {30, 2},    {32, 0x80},                        /* prompt tokens over 2^40, negative */
-        {33, 0},    {33, 1},    {33, 3},    {33, 255}, /* length of instance */
-        {34, '\0'}, {35, '\n'}, {39, 0x80},            /* texts that are none */
-        {36, 0},    {47, 0},    {47, 2},               /* lengths of address and request id */
+        {0, 0},     {0, 2},                             /* version */
+        {30, 2},    {32, 0x80},                         /* prompt tokens over 2^40, negative */
+        {33, 0},    {33, 1},    {33, 3},    {33, 255},  /* length of instance */
+        {34, '\0'}, {35, '\0'}, {35, '\n'}, {39, 0x80}, /* texts that are none */
+        {36, 0},    {47, 0},    {47, 2},                /* lengths of address and request id */
         {48, '\0'},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -181,12 +181,17 @@ Test(ticket, a_wrong_body_under_a_good_mac_is_forged) {
     bad[30] = 1; /* 2^40 itself */
     expect(bytes, seal(bad, sizeof(body), bytes), KVF_OK);
     /* A text of 129 bytes. */
-    uint8_t wide[256];
+    uint8_t wide[400];
     memcpy(wide, body, 33);
     wide[33] = 129;
     memset(wide + 34, 'i', 129);
     memcpy(wide + 34 + 129, body + 36, sizeof(body) - 36);
     expect(bytes, seal(wide, 34 + 129 + sizeof(body) - 36, bytes), KVF_ERR_FORGED);
+    /* The longest that can be said, in the last field: a sanitizer sees it copied. */
+    memcpy(wide, body, sizeof(body));
+    wide[47] = 255;
+    memset(wide + 48, 'r', 255);
+    expect(bytes, seal(wide, 48 + 255, bytes), KVF_ERR_FORGED);
 }
 
 /* RFC 4648, section 10, without padding, and the two letters that differ from plain base64. */
