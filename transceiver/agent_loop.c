@@ -5,6 +5,7 @@
 #include "transceiver/control/control.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -180,7 +181,7 @@ static bool run_verify(kvf_loop_t *loop) {
     return bytes > 0;
 }
 
-bool kvf_loop_turn(kvf_loop_t *loop) {
+static bool turn(kvf_loop_t *loop) {
     kvf_core_t *core = loop->agent->core;
     uint64_t before = loop->events;
     bool any = false;
@@ -194,6 +195,39 @@ bool kvf_loop_turn(kvf_loop_t *loop) {
     any |= kvf_core_pump(core);
     any |= kvf_core_deliver(core);
     return any || loop->events != before;
+}
+
+/* libuv writes to sockets whose other end may be gone; that must not raise SIGPIPE in whoever
+ * drives us. The agent's own thread blocks it for good, a caller's thread gets its mask back. */
+static void block_sigpipe(sigset_t *before) {
+    sigset_t set;
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGPIPE);
+    (void)pthread_sigmask(SIG_BLOCK, &set, before);
+}
+
+static void restore_sigpipe(const sigset_t *before) {
+    const struct timespec now = {0, 0};
+    sigset_t set;
+    if (sigismember(before, SIGPIPE) == 0) {
+        (void)sigemptyset(&set);
+        (void)sigaddset(&set, SIGPIPE);
+        while (sigtimedwait(&set, NULL, &now) > 0) {
+        }
+        (void)pthread_sigmask(SIG_SETMASK, before, NULL);
+    }
+}
+
+bool kvf_loop_turn(kvf_loop_t *loop) {
+    sigset_t before;
+    bool any;
+    if (loop->threaded) {
+        return turn(loop);
+    }
+    block_sigpipe(&before);
+    any = turn(loop);
+    restore_sigpipe(&before);
+    return any;
 }
 
 static void on_wake(uv_async_t *handle) {
@@ -367,6 +401,8 @@ err_close:
 
 static void *thread_main(void *arg) {
     kvf_loop_t *loop = arg;
+    sigset_t before;
+    block_sigpipe(&before);
     kvf_status_t status = loop_open(loop, &loop->detail);
     (void)pthread_mutex_lock(&loop->lock);
     loop->status = status;

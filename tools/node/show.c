@@ -196,7 +196,8 @@ static void write_peers(kvf_metrics_t *page, kvf_node_t *node) {
 static void write_refusals(kvf_metrics_t *page, const kvf_node_counts_t *counts,
                            const kvf_counters_t *agent) {
     for (size_t i = 0; i < KVF_N_STATUSES; i++) {
-        if (counts->refused[i] > 0) {
+        /* Those that the agent counts itself come below, once. */
+        if (counts->refused[i] > 0 && kvf_node_statuses[i] != KVF_ERR_CAPACITY_MISMATCH) {
             kvf_metrics_sample(page, KVF_METRIC_REFUSED, kvf_status_name(kvf_node_statuses[i]),
                                NULL, counts->refused[i]);
         }
