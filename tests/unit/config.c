@@ -141,6 +141,7 @@ Test(config, wrong_files_are_named_with_line_and_cause) {
         {"http: {listen: [::1]}\n", "IPv6 address needs quotes"},
         {"pool: {bytes: 4GB}\n", "KiB, MiB, GiB or TiB"},
         {"pool: {bytes: 16777216TiB}\n", "pool.bytes: expected"},
+        {"pool: {bytes: 16777217TiB}\n", "pool.bytes: expected"},
         {"pool: {bytes: 4KiB }\npool: {memory: shm}\n", "node.yaml:2: pool is there twice"},
         {"verify: off\nverify: off\n", "node.yaml:2: verify is there twice"},
         {"http.listen: a:1\nhttp: {listen: b:2}\n", "http.listen is there twice"},

@@ -50,6 +50,21 @@ Test(ended, a_second_record_replaces_the_first) {
     kvf_ended_destroy(ended);
 }
 
+Test(ended, the_newest_record_of_an_id_is_found_among_many) {
+    kvf_ended_t *ended = make(1000);
+    for (int i = 0; i < 900; i++) {
+        char id[24], text[24];
+        (void)snprintf(id, sizeof(id), "id%d", i);
+        kvf_ended_put(ended, id, "other");
+        (void)snprintf(text, sizeof(text), "%d", i / 10);
+        if (i % 10 == 0) {
+            kvf_ended_put(ended, "a", text);
+        }
+        cr_assert_str_eq(kvf_ended_get(ended, "a"), text);
+    }
+    kvf_ended_destroy(ended);
+}
+
 /* Without memory a record may be absent, but never wrong, and nothing leaks. */
 Test(ended, every_allocation_may_fail) {
     uint64_t total = 0;

@@ -203,10 +203,21 @@ Test(synthetic, the_first_of_many_is_named_and_all_are_counted) {
     page[layer + 3 * row] ^= 1;  /* second layer, token 256 + 3 */
     page[200 * row + 5] ^= 0x10; /* first layer, token 256 + 200 */
     page[200 * row + 23] ^= 1;
-    cr_assert_eq(kvf_synthetic_check(g, &content, 600, 1, page, &first), 3);
+    page[layer + 250 * row] ^= 1;
+    cr_assert_eq(kvf_synthetic_check(g, &content, 600, 1, page, &first), 4);
     cr_assert_eq(first.layer, 0);
     cr_assert_eq(first.token, 456);
     cr_assert_eq(first.dim, 1);
+    free(page);
+}
+
+Test(synthetic, a_tail_of_equal_bytes_is_not_zero) {
+    const kvf_layer_group_t *g = &groups[0];
+    uint8_t *page = filled(g, &content, 20, 1);
+    memset(page + 15 * 24, 0xff, 24); /* the last token of the first head */
+    cr_assert_eq(kvf_synthetic_check(g, &content, 20, 1, page, &first), 24);
+    cr_assert_eq(first.token, 31);
+    cr_assert_eq(first.dim, 0);
     free(page);
 }
 
