@@ -53,6 +53,7 @@ static json_t *summary_json(const kvf_report_t *report) {
     json_t *failed = json_object();
     json_t *shares_json = json_object();
     double shares[N_WALL_PARTS + 1];
+    uint64_t requests = score->ok + kvf_score_failed(score);
     int errors = 0;
     for (size_t i = 0; i < score->n_codes; i++) {
         errors |= json_object_set_new(failed, score->failures[i].code,
@@ -66,12 +67,12 @@ static json_t *summary_json(const kvf_report_t *report) {
     }
     json_t *summary = json_pack(
         "{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:o}", "requests",
-        (json_int_t)(score->ok + kvf_score_failed(score)), "ok", (json_int_t)score->ok, "failed",
-        failed, "verified", (json_int_t)score->verified, "mismatched_bytes",
-        (json_int_t)score->mismatched_bytes, "bytes", (json_int_t)score->bytes, "pages",
-        (json_int_t)score->pages, "duration_s", (double)score->duration_us / 1e6,
-        "throughput_bytes_per_s", throughput(score), "retries", (json_int_t)score->retries,
-        "skipped", (json_int_t)report->skipped, "wall_shares", shares_json);
+        (json_int_t)requests, "ok", (json_int_t)score->ok, "failed", failed, "verified",
+        (json_int_t)score->verified, "mismatched_bytes", (json_int_t)score->mismatched_bytes,
+        "bytes", (json_int_t)score->bytes, "pages", (json_int_t)score->pages, "duration_s",
+        (double)score->duration_us / 1e6, "throughput_bytes_per_s", throughput(score), "retries",
+        (json_int_t)score->retries, "skipped", (json_int_t)report->skipped, "wall_shares",
+        shares_json);
     for (size_t i = 0; i < KVF_SCORE_TIMES; i++) {
         char key[32];
         (void)snprintf(key, sizeof(key), "%s_us", time_names[i]);
