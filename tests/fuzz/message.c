@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Input: one byte, the frame type, then a payload. A message that passes is within the promises of
- * message.h, takes bounded memory, and packs to a payload that reads back as the same message.
+ * message.h, takes bounded memory, and, if it has no unknown field, packs to a payload that reads
+ * back as the same message.
  */
 #include "proto/message.h"
 
