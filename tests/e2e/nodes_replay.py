@@ -55,7 +55,7 @@ class NodesReplayTest(ClusterTest):
         return path
 
     def test_real_requests(self):
-        prefill, decode = self.pair(pool__bytes="256MiB", pool__memory=shared_memory(1 << 30))
+        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29))
         before = prefill.pages(), decode.pages()
         summary = self.replay(prefill, decode, "--limit", "40", "--concurrency", "4")
         self.check(summary, "gemma-3-270m", 32, trace_lengths(40))
