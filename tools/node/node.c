@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define MAX_WORKERS 4
@@ -19,8 +20,9 @@
 #define BODY_BYTES (UINT64_C(1) << 20)
 #define HTTP_IDLE_S 30
 
-/* Calls to the HTTP interface besides those that live requests hold open. */
-#define HTTP_SPARE_CONNS 256
+/* Connections to the HTTP interface besides those that live requests hold open: an orchestrator
+ * keeps idle ones, and is told 429 instead of being cut off. */
+#define HTTP_SPARE_CONNS 1024
 
 const char *kvf_role_name(kvf_role_t role) {
     return role == KVF_ROLE_PREFILL ? "prefill" : "decode";
@@ -209,8 +211,19 @@ static void prepare(kvf_node_t *node, char *instance, size_t cap) {
     }
 }
 
+/* The soft limit of descriptors is often 1024, for the sake of select(2), which nobody uses here.
+ */
+static void raise_descriptors(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 static kvf_status_t start(kvf_node_t *node, kvf_detail_t *detail) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    raise_descriptors();
     unsigned n_workers = cores < 1 ? 1 : cores > MAX_WORKERS ? MAX_WORKERS : (unsigned)cores;
     kvf_status_t status = kvf_ended_create(node->alloc, ENDED_RECORDS, &node->ended);
     if (status != KVF_OK) {
