@@ -25,10 +25,14 @@ typedef struct kvf_command {
     int (*run)(int argc, char **argv);
 } kvf_command_t;
 
-/** `kvferry prefill`, `kvferry decode`: nodes, until a signal ends them. @return As
- * kvf_command_t.run. */
-int kvf_prefill_main(int argc, char **argv);
-int kvf_decode_main(int argc, char **argv);
+/**
+ * Become the program kvferry-node, which loads UCX.
+ *
+ * @param argc, argv  The command's own; argv[0] is not used and may be missing.
+ * @param command     "prefill" | "decode" | "--version".
+ * @return KVF_EXIT_FAILED when it cannot be run, otherwise not at all.
+ */
+int kvf_node_exec(int argc, char **argv, const char *command);
 
 /** `kvferry config`: tells about the configuration of a node. @return As kvf_command_t.run. */
 int kvf_config_main(int argc, char **argv);

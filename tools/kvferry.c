@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transceiver/kvferry.h"
 #include "tools/command.h"
 
 #include <argp.h>
@@ -19,9 +18,17 @@ static int run_unbuilt(int argc, char **argv) {
     return KVF_EXIT_FAILED;
 }
 
+static int run_prefill(int argc, char **argv) {
+    return kvf_node_exec(argc, argv, "prefill");
+}
+
+static int run_decode(int argc, char **argv) {
+    return kvf_node_exec(argc, argv, "decode");
+}
+
 static const kvf_command_t commands[] = {
-    {"prefill", "run a prefill node", kvf_prefill_main},
-    {"decode", "run a decode node", kvf_decode_main},
+    {"prefill", "run a prefill node", run_prefill},
+    {"decode", "run a decode node", run_decode},
     {"config", "print the commented configuration of a node", kvf_config_main},
     {"keygen", "write a new cluster key", kvf_keygen_main},
     {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
@@ -32,9 +39,11 @@ static const kvf_command_t commands[] = {
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
+/* The program that loads UCX knows its version, too. */
 static void print_version(FILE *stream, struct argp_state *state) {
+    (void)stream;
     (void)state;
-    (void)fprintf(stream, "%s\n", kvf_version());
+    exit(kvf_node_exec(1, NULL, "--version"));
 }
 
 static void print_help(FILE *stream) {

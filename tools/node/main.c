@@ -4,6 +4,7 @@
 
 #include <argp.h>
 #include <stdio.h>
+#include <string.h>
 
 #define MAX_SETTINGS 256
 
@@ -79,16 +80,34 @@ static int run(int argc, char **argv, kvf_role_t role, const char *doc) {
     return code;
 }
 
-int kvf_prefill_main(int argc, char **argv) {
-    return run(argc, argv, KVF_ROLE_PREFILL,
-               "Run a prefill node: it computes KV caches and offers them to decode nodes. SIGTERM "
-               "drains it; "
-               "a second one stops it at once.");
+static void print_version(FILE *stream, struct argp_state *state) {
+    (void)state;
+    (void)fprintf(stream, "%s\n", kvf_version());
 }
 
-int kvf_decode_main(int argc, char **argv) {
-    return run(argc, argv, KVF_ROLE_DECODE,
-               "Run a decode node: it fetches KV caches from prefill nodes and verifies them. "
-               "SIGTERM drains "
-               "it; a second one stops it at once.");
+/* Run by `kvferry prefill` and the like, with the command as its first argument
+ * (tools/node_exec.c). */
+int main(int argc, char **argv) {
+    char prefill[] = "kvferry prefill", decode[] = "kvferry decode";
+    const char *command = argc < 2 ? "" : argv[1];
+    argp_err_exit_status = KVF_EXIT_USAGE;
+    argp_program_version_hook = print_version;
+    if (strcmp(command, "prefill") == 0) {
+        argv[1] = prefill;
+        return run(argc - 1, argv + 1, KVF_ROLE_PREFILL,
+                   "Run a prefill node: it computes KV caches and offers them to decode nodes. "
+                   "SIGTERM drains it; a second one stops it at once.");
+    }
+    if (strcmp(command, "decode") == 0) {
+        argv[1] = decode;
+        return run(argc - 1, argv + 1, KVF_ROLE_DECODE,
+                   "Run a decode node: it fetches KV caches from prefill nodes and verifies them. "
+                   "SIGTERM drains it; a second one stops it at once.");
+    }
+    if (strcmp(command, "--version") == 0) {
+        print_version(stdout, NULL);
+        return KVF_EXIT_DONE;
+    }
+    (void)fprintf(stderr, "kvferry-node: run `kvferry prefill` or `kvferry decode` instead\n");
+    return KVF_EXIT_USAGE;
 }
