@@ -30,13 +30,7 @@ void kvf_agent_config_init(kvf_agent_config_t *config) {
 }
 
 static bool name_ok(const char *name) {
-    size_t n = name == NULL ? 0 : strnlen(name, KVF_MAX_ID_BYTES + 1);
-    for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)name[i] <= 0x20 || (unsigned char)name[i] >= 0x7f) {
-            return false;
-        }
-    }
-    return n > 0 && n <= KVF_MAX_ID_BYTES;
+    return name != NULL && kvf_text_ok(name, 1, KVF_MAX_ID_BYTES) && strchr(name, ' ') == NULL;
 }
 
 static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t *detail) {

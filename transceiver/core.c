@@ -38,26 +38,13 @@ void kvf_op_release(kvf_op_t *op) {
     }
 }
 
-static bool request_id_ok(const char *request_id) {
-    size_t n = request_id == NULL ? 0 : strnlen(request_id, KVF_MAX_ID_BYTES + 1);
-    if (n == 0 || n > KVF_MAX_ID_BYTES) {
-        return false;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)request_id[i] < 0x20 || request_id[i] == 0x7f) {
-            return false;
-        }
-    }
-    return true;
-}
-
 kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, const char *request_id,
                          kvf_event_cb cb, void *ctx,
                          void (*on_timer)(kvf_timer_t *timer, void *owner), kvf_detail_t *detail) {
     const kvf_alloc_t *hash_alloc = core->alloc;
-    if (!request_id_ok(request_id)) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "request_id must have 1 to %d printable bytes",
-                        KVF_MAX_ID_BYTES);
+    if (request_id == NULL || !kvf_text_ok(request_id, 1, KVF_MAX_ID_BYTES)) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "request_id must have 1 to %d printable ASCII bytes", KVF_MAX_ID_BYTES);
     }
     if (cb == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "no callback: the result would be lost");

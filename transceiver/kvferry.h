@@ -280,7 +280,8 @@ typedef void (*kvf_event_cb)(void *ctx, const kvf_event_t *event);
  */
 
 typedef struct kvf_send_desc {
-    const char *request_id; /**< the orchestrator's, 1..128 bytes; unique among live sends */
+    const char *request_id; /**< the orchestrator's, 1..128 printable ASCII bytes; unique among live
+                               sends */
     kvf_lengths_t lengths;
     int64_t allocated_tokens;  /**< what your allocator reserved; checked against
                                   kvf_get_kv_capacity_tokens(include_drafts =  false) */
@@ -367,7 +368,8 @@ typedef enum kvf_direction {
 } kvf_direction_t;
 
 typedef struct kvf_recv_desc {
-    const char *request_id; /**< 1..128 bytes; unique among live receives; must be the ticket's */
+    const char *request_id; /**< 1..128 printable ASCII bytes; unique among live receives; must be
+                               the ticket's */
     const char *ticket;
     kvf_lengths_t lengths; /**< this side's own view; must have the ticket's prompt length */
     int64_t

@@ -289,10 +289,15 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
     return KVF_OK;
 }
 
-/* Blocks that the source does not have: only if we said that we can live with that. */
-static kvf_status_t take_missing(kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
-                                 kvf_detail_t *detail) {
+/* The final part: sizes within limits, and blocks that the source does not have only if we said
+ * that we can live with that. */
+static kvf_status_t take_final(kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
+                               kvf_detail_t *detail) {
     kvf_core_t *core = recv->op.core;
+    if (final->n_first_tokens > KVF_MAX_AUX_TOKENS || final->n_draft_tokens > KVF_MAX_AUX_TOKENS ||
+        final->data.len > KVF_MAX_AUX_BYTES) {
+        return kvf_fail(detail, KVF_ERR_PROTOCOL, "the final message has too many tokens or bytes");
+    }
     for (size_t m = 0; m < final->n_missing; m++) {
         const Kvf__Wire__Missing *missing = final->missing[m];
         if (recv->holes != KVF_HOLES_SKIP || missing->group_idx >= core->layout.n_groups) {
@@ -346,7 +351,7 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_
         status = queue_range(recv, commit->ranges[i], &detail);
     }
     if (status == KVF_OK && commit->final != NULL) {
-        status = take_missing(recv, commit->final, &detail);
+        status = take_final(recv, commit->final, &detail);
     }
     if (status != KVF_OK) {
         kvf_recv_end(recv, status, detail.text, true);
