@@ -125,10 +125,13 @@ class EndTest(ClusterTest):
         self.finish()
 
     def test_sigterm_finishes_what_runs(self):
-        prefill, decode = self.pair(engine__prefill_tokens_per_s=500)
-        asking = Asking(lambda: prefill.prefill("last", 1000))  # 2 seconds
+        prefill, decode = self.pair(engine__prefill_tokens_per_s=250)
+        asking = Asking(lambda: prefill.prefill("last", 1000))  # 4 seconds
         wait_for(lambda: prefill.transfer("last").status == 200, "the prefill to start")
         prefill.signal(signal.SIGTERM)
+        wait_for(lambda: prefill.get("/readyz").status == 503, "the drain to start", 10)
+        refused = prefill.prefill("too-late", 10)  # SIGTERM drains: it takes nothing new in
+        self.assertEqual(refused.error, (429, "again"), refused)
         first = asking.wait()
         self.assertEqual(first.status, 200, first)
         reply = decode.decode("last", first.json["kv_transfer_params"])

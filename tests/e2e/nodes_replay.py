@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -85,6 +86,17 @@ class NodesReplayTest(ClusterTest):
                               capture_output=True, text=True, timeout=500, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.check(json.loads(done.stdout), "gemma-3-270m", 32, lengths)
+        self.finish()
+
+    def test_all_of_a_transfer_after_prefill_is_exposed(self):
+        """The ticket comes with the end of prefill, so nothing of this transfer can hide behind it."""
+        prefill, decode = self.pair()
+        self.run_one(prefill, decode, "connected", 100)
+        params = prefill.prefill("exposed", 3000).json["kv_transfer_params"]
+        time.sleep(0.5)  # far longer than a message takes: the end of prefill lies before the whole transfer
+        answer = decode.decode("exposed", params).json
+        self.assertGreater(answer["transfer_us"], 0)
+        self.assertEqual(answer["exposed_us"], answer["transfer_us"])
         self.finish()
 
     def edges(self, preset, block, pool):
