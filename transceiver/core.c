@@ -262,6 +262,9 @@ void kvf_core_tick(kvf_core_t *core) {
     core->ticked_us = core->now_us;
     kvf_timers_run(&core->timers, core->now_us);
     kvf_links_reap(core);
+    if (core->peers_forgotten) {
+        kvf_peers_reap(core);
+    }
 }
 
 uint64_t kvf_core_next_us(const kvf_core_t *core) {

@@ -93,6 +93,7 @@ struct kvf_peer {
     uint8_t *mover_address;
     size_t mover_address_bytes;
     bool mover_connected;
+    bool forgotten;
     uint64_t window_bytes; /**< posted to it */
     uint32_t window_pieces;
     kvf_op_t *ops;
@@ -145,6 +146,11 @@ void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kv
 KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
 /** Everything that runs with this peer ends with `status`; its connections close. */
 void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status, const char *why);
+/** It left in order, or another has taken its place: no need to remember it once nothing refers to
+ * it. */
+void kvf_peer_forget(kvf_peer_t *peer);
+/** Free peers that are to be forgotten. When no function of theirs is on the stack. */
+void kvf_peers_reap(kvf_core_t *core);
 /** Say goodbye to all and close every connection. */
 void kvf_peers_all_bye(kvf_core_t *core);
 /** Free all peers and connections. */
@@ -197,6 +203,7 @@ struct kvf_core {
     kvf_peer_t *peers; /**< by incarnation */
     kvf_link_t *links; /**< by conn */
     kvf_link_t *dead_links;
+    bool peers_forgotten; /**< some wait for kvf_peers_reap() */
     kvf_counters_t counters;
 
     kvf_window_t *free_windows;

@@ -10,12 +10,13 @@
  * A rank process creates an agent, gives it pools (one per layer group), and opens sends and
  * receives on it:
  *
- *     context side                                     generation side
+ *     context side                                 generation side
  *     kvf_send_open     tables by ordinal
  *     kvf_send_ready    layers [a,b) may be read
- *     kvf_send_ticket   ------- orchestrator ------->  kvf_recv_open   ticket, tables by ordinal,
- * deadline kvf_send_finish   first tokens, drafts           (result) every wanted byte is there,
- * verified (result)  (released)                             (released)
+ *     kvf_send_ticket   ----- orchestrator ----->  kvf_recv_open   ticket, tables, deadline
+ *     kvf_send_finish   first tokens, drafts       (progress)      layers landed and verified
+ *     (result)                                     (result)        every wanted byte, or an error
+ *     (released)                                   (released)
  *
  * **Events.** A successful open is followed by exactly one *result* event (OK or an error) and,
  * after it, by exactly one *released* event: the pages are the caller's again, but for those that
@@ -254,8 +255,8 @@ typedef struct kvf_event {
     const char *message;  /**< result: the sentence that goes with an error; "" with KVF_OK */
     const char *peer;     /**< instance of the other side; "" while unknown */
     const char *mover;    /**< what carried the bytes; "" when nothing moved */
-    uint64_t bytes;       /**< result: bytes of the pages that moved */
-    uint64_t pages;       /**< result: (group, ordinal) pairs that moved */
+    uint64_t bytes;       /**< result: bytes that moved: with KVF_OK whole pages */
+    uint64_t pages;       /**< result: (group, ordinal) pairs that moved; 0 with an error */
     uint64_t pieces;      /**< result: copies it took */
     uint64_t transfer_us; /**< result: receive: from open; send: from the receiver's request */
     uint64_t
@@ -437,7 +438,7 @@ KVF_API size_t kvf_agent_get_peers(kvf_agent_t *agent, kvf_peer_info_t *infos, s
 /** Counters since the agent started, and what is alive now. */
 typedef struct kvf_counters {
     uint64_t bytes_sent, bytes_received;
-    uint64_t pieces_sent, pieces_received;
+    uint64_t pieces_sent, pieces_received; /**< received: verified ones */
     uint64_t digest_mismatches;
     uint64_t unknown_transfers; /**< late or invented messages: harmless */
     uint64_t refused_chunks;    /**< chunks that a grant did not cover */

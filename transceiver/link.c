@@ -256,7 +256,7 @@ static void on_refuse(kvf_link_t *link, const Kvf__Wire__Refuse *refuse) {
     if (status != KVF_ERR_INCOMPATIBLE && status != KVF_ERR_NOT_ALLOWED) {
         status = KVF_ERR_PEER_REFUSED;
     }
-    (void)snprintf(text, sizeof(text), "%s refused this node: %.380s", link->address,
+    (void)snprintf(text, sizeof(text), "%s refused this node and says: %.380s", link->address,
                    refuse->message);
     link_failed(link, KVF_PEER_REFUSED, status, text);
 }
@@ -294,6 +294,7 @@ static bool on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
         break;
     case KVF_FRAME_BYE:
         kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "the node shut down in order");
+        kvf_peer_forget(peer);
         break;
     default:
         link_refuse(link, KVF_ERR_PEER_REFUSED, "a second hello");

@@ -32,20 +32,33 @@ bool kvf_peer_is_up(const kvf_peer_t *peer) {
     return peer->state == KVF_PEER_UP || peer->state == KVF_PEER_SUSPECT;
 }
 
-/* Forget the longest gone peers that nothing refers to. */
-static void forget_gone(kvf_core_t *core) {
+static bool is_idle(const kvf_peer_t *peer) {
+    return !kvf_peer_is_up(peer) && peer->links == NULL && peer->ops == NULL;
+}
+
+void kvf_peer_forget(kvf_peer_t *peer) {
+    peer->forgotten = true;
+    peer->core->peers_forgotten = true;
+}
+
+/* Free idle peers: those to be forgotten, and the longest gone ones beyond MAX_GONE_PEERS. */
+void kvf_peers_reap(kvf_core_t *core) {
     uint32_t gone = 0;
     kvf_peer_t *peer, *next;
+    bool later = false;
     for (peer = core->peers; peer != NULL; peer = peer->hh.next) {
-        gone += !kvf_peer_is_up(peer) && peer->links == NULL && peer->ops == NULL;
+        gone += is_idle(peer);
     }
-    for (peer = core->peers; peer != NULL && gone >= MAX_GONE_PEERS; peer = next) {
+    for (peer = core->peers; peer != NULL; peer = next) {
         next = peer->hh.next;
-        if (!kvf_peer_is_up(peer) && peer->links == NULL && peer->ops == NULL) {
+        if (is_idle(peer) && (peer->forgotten || gone >= MAX_GONE_PEERS)) {
             peer_destroy(peer);
             gone--;
+        } else {
+            later |= peer->forgotten;
         }
     }
+    core->peers_forgotten = later;
 }
 
 static void on_heartbeat_timer(kvf_timer_t *timer, void *owner) {
@@ -93,7 +106,7 @@ static kvf_peer_t *peer_find(kvf_core_t *core, const kvf_incarnation_t *incarnat
 static kvf_status_t peer_create(kvf_core_t *core, const kvf_incarnation_t *incarnation,
                                 const char *instance, const char *address, kvf_peer_t **peer_p) {
     const kvf_alloc_t *hash_alloc = core->alloc;
-    forget_gone(core);
+    kvf_peers_reap(core);
     kvf_peer_t *peer = kvf_calloc(core->alloc, 1, sizeof(*peer));
     if (peer == NULL) {
         return KVF_ERR_NO_MEMORY;
@@ -246,11 +259,14 @@ static void end_predecessors(kvf_core_t *core, const kvf_peer_t *peer) {
     kvf_peer_t *other, *next;
     for (other = core->peers; other != NULL; other = next) {
         next = other->hh.next;
-        if (other != peer && strcmp(other->address, peer->address) == 0 &&
-            other->state != KVF_PEER_LOST) {
+        if (other == peer || strcmp(other->address, peer->address) != 0) {
+            continue;
+        }
+        if (other->state != KVF_PEER_LOST) {
             kvf_peer_fail(other, KVF_PEER_LOST, KVF_ERR_PEER_LOST,
                           "the node restarted: another incarnation is at its address");
         }
+        kvf_peer_forget(other);
     }
 }
 
@@ -298,6 +314,7 @@ void kvf_peer_up(kvf_peer_t *peer) {
         return;
     }
     peer->state = KVF_PEER_UP;
+    peer->forgotten = false;
     peer->reason[0] = '\0';
     kvf_timer_set(&core->timers, &peer->timer, core->now_us + core->agent.heartbeat_us);
     kvf_log(core->log, KVF_LOG_INFO, "%s at %s is up, mover %s", peer->instance, peer->address,
@@ -355,6 +372,7 @@ kvf_status_t kvf_peer_reach(kvf_core_t *core, const kvf_ticket_t *ticket, kvf_pe
     peer->links = link;
     peer->state = KVF_PEER_CONNECTING;
     peer->failing = KVF_OK;
+    peer->forgotten = false;
     (void)snprintf(peer->address, sizeof(peer->address), "%.79s", ticket->address);
     *peer_p = peer;
     return KVF_OK;

@@ -128,7 +128,6 @@ kvf_status_t kvf_plan_pair(kvf_plan_t *plan, const kvf_table_t *tables, bool ski
                                               group->pairs, lack_source, lack_destination);
         group->n_pairs = found.n_pairs;
         plan->n_pairs += (uint64_t)found.n_pairs;
-        plan->bytes += (uint64_t)found.n_pairs * kvf_group_block_bytes(&layout->groups[g]);
         if (found.n_missing_destination > 0) {
             first_lack =
                 n_lack_destination == 0 ? (kvf_page_ref_t){g, lack_destination[0], -1} : first_lack;

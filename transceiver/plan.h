@@ -28,7 +28,6 @@ typedef struct kvf_plan {
     kvf_page_ref_t *missing; /**< wanted, but unbound at the source */
     size_t n_missing;
     uint64_t n_pairs; /**< over all groups */
-    uint64_t bytes;
 } kvf_plan_t;
 
 /** Where cutting stands inside one layer range. */

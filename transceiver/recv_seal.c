@@ -109,7 +109,6 @@ void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk) {
     if (landed != NULL) {
         bits_set(landed, first, end);
         core->counters.bytes_received += chunk->bytes;
-        core->counters.pieces_received++;
         verify_next(recv);
     }
 }
@@ -180,6 +179,7 @@ static void verify_next(kvf_recv_op_t *recv) {
 static void seal(kvf_recv_op_t *recv, const recv_commit_t *commit) {
     kvf_core_t *core = recv->op.core;
     recv_group_t *group = &recv->groups[commit->group_idx];
+    core->counters.pieces_received++;
     recv->sealed_bytes += (uint64_t)(commit->layer_end_idx - commit->layer_first_idx) *
                           kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
     for (uint32_t i = commit->layer_first_idx; i < commit->layer_end_idx; i++) {

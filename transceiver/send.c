@@ -46,8 +46,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
         return;
     }
     send->op.transfer_us = send->claimed ? core->now_us - send->claimed_us : 0;
-    send->op.bytes = send->planned ? send->plan.bytes : 0;
-    send->op.pages = send->planned ? send->plan.n_pairs : 0;
+    send->op.pages = status == KVF_OK ? send->plan.n_pairs : 0;
     kvf_op_end(&send->op, status, message);
     kvf_send_leave_moving(send);
     core->tombstones[core->n_tombstones++ % KVF_TOMBSTONES] =

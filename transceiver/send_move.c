@@ -158,6 +158,7 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
     if (!send->op.ended && status == KVF_OK) {
         core->counters.bytes_sent += window->bytes;
         core->counters.pieces_sent += window->n_pieces;
+        send->op.bytes += window->bytes;
         send->op.pieces += window->n_pieces;
         commit_window(send, window);
     }

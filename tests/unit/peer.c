@@ -215,6 +215,33 @@ Test(peer, a_restarted_context_node_is_another_one) {
     cluster_destroy(cluster);
 }
 
+/* Peers that left in order, or whose place another incarnation took, are not kept as lost for ever.
+ */
+Test(peer, who_is_remembered) {
+    kvf_layout_t layout = cluster_layout();
+    kvf_peer_info_t info;
+    request_t r;
+    cluster_t *cluster = cluster_create(&(cluster_options_t){0});
+    node_t *ctx = cluster_node(cluster, &layout, 64, NULL);
+    node_t *gen = cluster_node(cluster, &layout, 64, NULL);
+    cr_assert_eq(request_start(&r, ctx, gen, "r"), KVF_OK);
+    cluster_run(cluster);
+    cluster_kill(gen);
+    cluster_run(cluster);
+    cr_assert_eq(kvf_core_peers(ctx->core, &info, 1), 1);
+    cr_expect_eq(info.state, KVF_PEER_LOST, "a killed one");
+    cluster_restart(gen);
+    cr_assert_eq(request_start(&r, ctx, gen, "s"), KVF_OK);
+    cluster_run(cluster);
+    expect_result(&r, gen, KVF_OK);
+    cr_assert_eq(kvf_core_peers(ctx->core, &info, 1), 1, "only its successor");
+    cr_expect_eq(info.state, KVF_PEER_UP);
+    kvf_core_goodbye(gen->core);
+    cluster_run(cluster);
+    cr_expect_eq(kvf_core_peers(ctx->core, &info, 1), 0);
+    cluster_destroy(cluster);
+}
+
 Test(peer, nobody_listens) {
     kvf_layout_t layout = cluster_layout();
     request_t r;
