@@ -8,7 +8,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from nodes import PATIENCE_S, SLOWNESS, Asking, ClusterTest, wait_for  # noqa: E402
+from nodes import PATIENCE_S, SLOWNESS, ClusterTest, wait_for  # noqa: E402
 
 # About 700 MB on the way: long enough to be caught in the middle.
 BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB"}
@@ -22,20 +22,12 @@ class CrashTest(ClusterTest):
         return {"instance": node.ready["instance"], "control__listen": node.ready["control"],
                 "http__listen": node.ready["http"]}
 
-    def start_big(self, prefill, decode, request_id):
-        """A big request whose bytes are moving now; the waiting decode call."""
-        first = prefill.prefill(request_id, BIG_TOKENS)
-        self.assertEqual(first.status, 200, first)
-        asking = Asking(lambda: decode.decode(request_id, first.json["kv_transfer_params"]))
-        wait_for(lambda: decode.pages()["writing"] > 0 or asking.ended, "the transfer to start")
-        return asking
-
     def test_killed_decode_node(self):
         prefill, decode = self.pair(**BIG)
         caught = 0
         for k in range(TRIES):
             request_id = "kill-%d" % k
-            asking = self.start_big(prefill, decode, request_id)
+            asking = self.start_moving(prefill, decode, request_id, BIG_TOKENS)
             moving = prefill.pages()["reading"] > 0
             decode.kill()
             killed = time.monotonic()
@@ -60,7 +52,7 @@ class CrashTest(ClusterTest):
         caught = 0
         for k in range(TRIES):
             request_id = "kill-%d" % k
-            asking = self.start_big(prefill, decode, request_id)
+            asking = self.start_moving(prefill, decode, request_id, BIG_TOKENS)
             prefill.kill()
             killed = time.monotonic()
             reply = asking.wait()
@@ -120,7 +112,7 @@ class CrashTest(ClusterTest):
         prefill, decode = self.pair(**BIG)
         for k in range(TRIES):
             request_id = "freeze-%d" % k
-            asking = self.start_big(prefill, decode, request_id)
+            asking = self.start_moving(prefill, decode, request_id, BIG_TOKENS)
             took = self.frozen(decode, prefill,
                                lambda: prefill.transfer(request_id).json["state"] != "running", PATIENCE_S)
             state = prefill.transfer(request_id).json["state"]
@@ -140,7 +132,7 @@ class CrashTest(ClusterTest):
         prefill, decode = self.pair(**BIG)
         for k in range(TRIES):
             request_id = "freeze-%d" % k
-            asking = self.start_big(prefill, decode, request_id)
+            asking = self.start_moving(prefill, decode, request_id, BIG_TOKENS)
             took = self.frozen(prefill, decode, lambda: asking.ended, PATIENCE_S)
             reply = asking.wait()
             self.assert_quiet(decode)

@@ -42,12 +42,9 @@ class EndTest(ClusterTest):
 
     def cancel_in_the_middle(self, who):
         prefill, decode = self.pair(**BIG)
-        self.run_one(prefill, decode, "connected", 100)
         for k in range(TRIES):
             request_id = "middle-%d" % k
-            params = prefill.prefill(request_id, BIG_TOKENS).json["kv_transfer_params"]
-            asking = Asking(lambda: decode.decode(request_id, params))
-            wait_for(lambda: decode.pages()["writing"] > 0 or asking.ended, "the transfer to start")
+            asking = self.start_moving(prefill, decode, request_id, BIG_TOKENS)
             cancelled = (prefill if who == "prefill" else decode).cancel(request_id)
             reply = asking.wait()
             self.assert_quiet(prefill)

@@ -278,6 +278,18 @@ class ClusterTest(unittest.TestCase):
         """Every page is free, the labels add up to the pool, and nothing runs."""
         wait_for(node.quiet, lambda: "all pages free: %r\n%s" % (node.get("/v1/status").json, node.text()), seconds)
 
+    def start_moving(self, prefill, decode, request_id, prompt_len):
+        """A request of which bytes have arrived; the waiting decode call (ended, if it was too quick for us).
+
+        Pages that are granted are no sign of that: a receive grants them before the sender knows of it.
+        """
+        first = prefill.prefill(request_id, prompt_len)
+        self.assertEqual(first.status, 200, first)
+        before = decode.status()["counters"]["bytes_received"]
+        asking = Asking(lambda: decode.decode(request_id, first.json["kv_transfer_params"]))
+        wait_for(lambda: asking.ended or decode.status()["counters"]["bytes_received"] > before, "bytes to arrive")
+        return asking
+
     def run_one(self, prefill, decode, request_id, prompt_len=600, **more):
         """A whole request that must go well; the decode node's answer."""
         first = prefill.prefill(request_id, prompt_len, **more)
