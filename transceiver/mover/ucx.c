@@ -24,7 +24,7 @@
 #define PEER_WINDOWS 64U               /* posted windows of a peer */
 #define MAX_PEERS 4096U                /* paths, those that are closing included */
 #define TURN_ROUNDS 64U                /* of one progress call */
-#define TURN_BYTES (UINT64_C(8) << 20) /* sent, and landed, in one progress call */
+#define TURN_BYTES (UINT64_C(2) << 20) /* sent, and landed, in one progress call */
 #define END_ROUNDS 1000U               /* to let closing paths finish in destroy */
 
 struct peer;
