@@ -32,14 +32,34 @@ class ContentTest(ClusterTest):
         for k, (first, second, source) in enumerate((
                 ({"prompt_len": 700}, {}, "request_id"),
                 ({"prompt_len": 700, "hash_ids": [5, 6]}, {"hash_ids": [5, 6]}, "hash_ids"),
-                ({"prompt_len": 700, "hash_ids": [5, -6]}, {}, "kv_transfer_params"),
+                ({"prompt_len": 700, "hash_ids": [5, -6]}, {"hash_ids": [5, -6]}, "hash_ids"),
                 ({"tokens": tokens}, {"tokens": tokens}, "tokens"),
-                ({"tokens": tokens, "prompt_len": 700}, {}, "kv_transfer_params"))):
+                ({"tokens": tokens, "prompt_len": 700}, {"tokens": tokens}, "tokens"))):
             with self.subTest(source):
                 answer = self.ask("agree-%d" % k, first, second)
                 self.assertEqual((answer["verified"], answer["mismatched_bytes"], answer["content"], answer["missing"]),
                                  (True, 0, source, []))
                 self.assertNotIn("first_mismatch", answer)
+        self.finish()
+
+    def test_content_is_never_taken_from_the_sender(self):
+        tokens = list(range(700))
+        for source, first in (("hash_ids", {"prompt_len": 700, "hash_ids": [5, 6]}), ("tokens", {"tokens": tokens})):
+            with self.subTest(source):
+                reply = self.prefill.post("/v1/prefill", {"request_id": source, **first})
+                params = reply.json["kv_transfer_params"]
+                self.assertEqual(params["content"], source)
+                self.assertNotIn("hash_ids", params)
+                reply = self.decode.decode(source, dict(params, hash_ids=[5, 6]))
+                self.assertEqual(reply.error, (400, "invalid"), reply)
+                self.assertRegex(reply.json["message"], r"\A%s must be in the decode request.* sender\Z" % source)
+                # Nothing was acquired, the ticket included.
+                self.assertEqual(self.decode.transfer(source).status, 404)
+                reply = self.decode.decode(source, params, **{source: first[source]})
+                self.assertIs(reply.json["verified"], True, reply)
+        blind = self.node("decode", verify="off")
+        params = self.prefill.prefill("blind", 700, hash_ids=[5, 6]).json["kv_transfer_params"]
+        self.assertEqual(blind.decode("blind", params).status, 200)
         self.finish()
 
     def test_another_first_piece(self):

@@ -20,9 +20,13 @@ static kvf_status_t prefill(const char *text) {
     return kvf_body_read_prefill(kvf_alloc_default(), text, strlen(text), &body, &detail);
 }
 
-static kvf_status_t decode(const char *text) {
+static kvf_status_t decode_as(const char *text, bool verify) {
     kvf_body_cleanup(kvf_alloc_default(), &body);
-    return kvf_body_read_decode(kvf_alloc_default(), text, strlen(text), &body, &detail);
+    return kvf_body_read_decode(kvf_alloc_default(), text, strlen(text), verify, &body, &detail);
+}
+
+static kvf_status_t decode(const char *text) {
+    return decode_as(text, true);
 }
 
 Test(body, prefill_fields) {
@@ -144,8 +148,8 @@ Test(body, decode_fields) {
     cr_assert_eq(body.lengths.prompt_len, 600);
     cr_assert_eq(body.lengths.draft_len, 2);
     cr_assert_eq(body.timeout_us, 1000);
-    cr_assert_eq(body.content.ids[1], 2);
-    cr_assert_str_eq(body.content_from, "kv_transfer_params");
+    cr_assert_null(body.content.ids, "the sender's hash_ids");
+    cr_assert_str_eq(body.content_from, "request_id");
     cr_assert_eq(decode("{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"abc\","
                         "\"prompt_len\":600,\"hash_ids\":[1,2]},\"hash_ids\":[3,4]}"),
                  KVF_OK);
@@ -161,6 +165,43 @@ Test(body, decode_fields) {
     cr_assert_str_eq(body.content_from, "request_id");
 }
 
+/* What the pages must hold is in the request itself, or nobody can check them. */
+Test(body, content_never_comes_from_the_sender) {
+    static const struct {
+        const char *content, *own; /* of kv_transfer_params, and the request's own fields */
+        const char *taken;         /* what the content is taken from; NULL: refused */
+        const char *text;          /* part of the refusal */
+    } cases[] = {
+        {"", "", "request_id", NULL},
+        {",\"content\":\"request_id\"", "", "request_id", NULL},
+        {",\"content\":\"hash_ids\"", ",\"hash_ids\":[8]", "hash_ids", NULL},
+        {",\"content\":\"hash_ids\"", ",\"tokens\":[8,9]", "tokens", NULL},
+        {",\"content\":\"tokens\"", ",\"tokens\":[8,9]", "tokens", NULL},
+        {",\"content\":\"hash_ids\"", "", NULL, "hash_ids must be in the decode request"},
+        {",\"content\":\"hash_ids\",\"hash_ids\":[8]", "", NULL, "never taken from the sender"},
+        {",\"content\":\"tokens\"", "", NULL, "tokens must be in the decode request"},
+        {",\"content\":\"faith\"", "", NULL, "hash_ids, tokens or request_id, not faith"},
+        {",\"content\":7", "", NULL, "content: expected a text"},
+        {",\"content\":7", ",\"hash_ids\":[8]", NULL, "content: expected a text"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[256];
+        (void)snprintf(text, sizeof(text),
+                       "{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\","
+                       "\"prompt_len\":2%s}%s}",
+                       cases[i].content, cases[i].own);
+        kvf_status_t status = decode(text);
+        if (cases[i].taken != NULL) {
+            cr_assert_eq(status, KVF_OK, "%s: %s", text, detail.text);
+            cr_assert_str_eq(body.content_from, cases[i].taken);
+            continue;
+        }
+        cr_assert_eq(status, KVF_ERR_INVALID, "%s", text);
+        cr_assert_not_null(strstr(detail.text, cases[i].text), "%s", detail.text);
+        cr_assert_eq(decode_as(text, false), KVF_OK, "nothing is compared, nothing is needed");
+    }
+}
+
 Test(body, wrong_decodes_are_named) {
     static const char *const cases[][2] = {
         {"{\"request_id\":\"r\"}", "kv_transfer_params is missing"},
@@ -173,8 +214,8 @@ Test(body, wrong_decodes_are_named) {
         {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":5},"
          "\"max_tokens\":\"x\"}",
          "max_tokens: expected a whole number"},
-        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":5,"
-         "\"hash_ids\":7}}",
+        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":5},"
+         "\"hash_ids\":7}",
          "hash_ids: expected a list"},
         {"{\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":5}}", "request_id is missing"},
     };

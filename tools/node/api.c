@@ -72,7 +72,8 @@ static void post_decode(void *ctx, kvf_http_request_t *http) {
     kvf_detail_t detail;
     size_t bytes;
     const char *text = kvf_http_body(http, &bytes);
-    kvf_status_t status = kvf_body_read_decode(node->alloc, text, bytes, &body, &detail);
+    bool verify = strcmp(node->config->verify, "off") != 0;
+    kvf_status_t status = kvf_body_read_decode(node->alloc, text, bytes, verify, &body, &detail);
     if (status != KVF_OK) {
         kvf_node_refuse(node, http, status, detail.text);
         return;

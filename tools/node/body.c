@@ -113,8 +113,8 @@ static kvf_status_t get_list(const json_t *object, const char *name, int64_t min
     return KVF_OK;
 }
 
-static kvf_status_t take_hash_ids(const kvf_alloc_t *alloc, const json_t *list, const char *from,
-                                  kvf_body_t *body, kvf_detail_t *detail) {
+static kvf_status_t take_hash_ids(const kvf_alloc_t *alloc, const json_t *list, kvf_body_t *body,
+                                  kvf_detail_t *detail) {
     int64_t n = kvf_div_ceil(body->lengths.prompt_len, KVF_PIECE_TOKENS);
     if ((int64_t)json_array_size(list) != n) {
         return kvf_fail(detail, KVF_ERR_INVALID,
@@ -130,7 +130,7 @@ static kvf_status_t take_hash_ids(const kvf_alloc_t *alloc, const json_t *list, 
         body->ids[i] = json_integer_value(json_array_get(list, (size_t)i));
     }
     body->content = (kvf_content_t){body->ids, n, 0};
-    body->content_from = from;
+    body->content_from = "hash_ids";
     return KVF_OK;
 }
 
@@ -154,17 +154,14 @@ static kvf_status_t take_tokens(const kvf_alloc_t *alloc, const json_t *list, kv
     return KVF_OK;
 }
 
-/* The content of the prompt, whose length is known: hash_ids, else tokens, else params' hash_ids.
+/* The content of the prompt, whose length is known: hash_ids, else tokens, else the request's id.
  */
-static kvf_status_t take_content(const kvf_alloc_t *alloc, const json_t *root, const json_t *params,
-                                 kvf_body_t *body, kvf_detail_t *detail) {
-    const json_t *ids, *tokens, *relayed = NULL;
+static kvf_status_t take_content(const kvf_alloc_t *alloc, const json_t *root, kvf_body_t *body,
+                                 kvf_detail_t *detail) {
+    const json_t *ids, *tokens;
     kvf_status_t status = get_list(root, "hash_ids", INT64_MIN, INT64_MAX, &ids, detail);
     if (status == KVF_OK) {
         status = get_list(root, "tokens", 0, INT32_MAX, &tokens, detail);
-    }
-    if (status == KVF_OK && params != NULL) {
-        status = get_list(params, "hash_ids", INT64_MIN, INT64_MAX, &relayed, detail);
     }
     if (status != KVF_OK) {
         return status;
@@ -174,13 +171,10 @@ static kvf_status_t take_content(const kvf_alloc_t *alloc, const json_t *root, c
                         json_array_size(tokens), body->lengths.prompt_len);
     }
     if (ids != NULL) {
-        return take_hash_ids(alloc, ids, "hash_ids", body, detail);
+        return take_hash_ids(alloc, ids, body, detail);
     }
     if (tokens != NULL) {
         return take_tokens(alloc, tokens, body, detail);
-    }
-    if (relayed != NULL) {
-        return take_hash_ids(alloc, relayed, "kv_transfer_params", body, detail);
     }
     body->content = (kvf_content_t){NULL, 0, kvf_content_seed(body->request_id)};
     body->content_from = "request_id";
@@ -250,7 +244,7 @@ kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text, s
         status = check_early_ticket(root, detail);
     }
     if (status == KVF_OK) {
-        status = take_content(alloc, root, NULL, &body, detail);
+        status = take_content(alloc, root, &body, detail);
     }
     json_decref(root);
     if (status != KVF_OK) {
@@ -261,8 +255,31 @@ kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text, s
     return KVF_OK;
 }
 
-static kvf_status_t read_decode(const kvf_alloc_t *alloc, const json_t *root, kvf_body_t *body,
-                                kvf_detail_t *detail) {
+/* A sender's pages that were made from hash_ids or tokens can be checked against the request's own
+ * only: whoever sent other bytes could send other hash_ids, too. */
+static kvf_status_t check_content_source(const json_t *params, const kvf_body_t *body,
+                                         kvf_detail_t *detail) {
+    char source[16] = "request_id";
+    kvf_status_t status = KVF_OK;
+    if (json_object_get(params, "content") != NULL) {
+        status = get_text(params, "content", sizeof(source) - 1, source, detail);
+    }
+    if (status != KVF_OK || strcmp(body->content_from, "request_id") != 0 ||
+        strcmp(source, "request_id") == 0) {
+        return status;
+    }
+    if (strcmp(source, "hash_ids") != 0 && strcmp(source, "tokens") != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "content: expected hash_ids, tokens or request_id, not %s", source);
+    }
+    return kvf_fail(detail, KVF_ERR_INVALID,
+                    "%s must be in the decode request, as in the prefill request: what the pages "
+                    "must hold is never taken from the sender",
+                    source);
+}
+
+static kvf_status_t read_decode(const kvf_alloc_t *alloc, const json_t *root, bool verify,
+                                kvf_body_t *body, kvf_detail_t *detail) {
     const json_t *params = json_object_get(root, "kv_transfer_params");
     int64_t max_tokens = 0;
     if (params == NULL) {
@@ -283,18 +300,21 @@ static kvf_status_t read_decode(const kvf_alloc_t *alloc, const json_t *root, kv
     if (status == KVF_OK && body->lengths.prompt_len == 0) {
         status = kvf_fail(detail, KVF_ERR_INVALID, "kv_transfer_params.prompt_len is missing");
     }
-    return status == KVF_OK ? take_content(alloc, root, params, body, detail) : status;
+    if (status == KVF_OK) {
+        status = take_content(alloc, root, body, detail);
+    }
+    return status == KVF_OK && verify ? check_content_source(params, body, detail) : status;
 }
 
 kvf_status_t kvf_body_read_decode(const kvf_alloc_t *alloc, const char *text, size_t bytes,
-                                  kvf_body_t *body_p, kvf_detail_t *detail) {
+                                  bool verify, kvf_body_t *body_p, kvf_detail_t *detail) {
     kvf_body_t body = {.ids = NULL};
     json_t *root;
     kvf_status_t status = parse(text, bytes, &root, detail);
     if (status != KVF_OK) {
         return status;
     }
-    status = read_decode(alloc, root, &body, detail);
+    status = read_decode(alloc, root, verify, &body, detail);
     json_decref(root);
     if (status != KVF_OK) {
         kvf_body_cleanup(alloc, &body);

@@ -20,8 +20,8 @@ typedef struct kvf_body {
     uint64_t timeout_us;           /**< 0: the node's default */
     int64_t *ids;                  /**< the content's, NULL without; this struct's memory */
     kvf_content_t content;
-    const char *content_from; /**< hash_ids | tokens | kv_transfer_params | request_id: what the
-                                 content was taken from */
+    const char
+        *content_from; /**< hash_ids | tokens | request_id: what the content was taken from */
 } kvf_body_t;
 
 /**
@@ -40,13 +40,16 @@ KVF_CHECK kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const cha
 
 /**
  * Read the body of POST /v1/decode: {request_id, kv_transfer_params: {ticket, prompt_len,
- * draft_len?, hash_ids?}, hash_ids?, tokens?, max_tokens?, timeout_ms?}. The content is hash_ids,
- * else tokens, else the params' hash_ids, else unlike any other request's.
+ * draft_len?, content?}, hash_ids?, tokens?, max_tokens?, timeout_ms?}. The content is hash_ids,
+ * else tokens, else unlike any other request's; never what the sender says.
  *
+ * @param verify  Pages will be compared with the content: refuse a request that has neither
+ *                hash_ids nor tokens when the params' content says that the sender's had.
  * @return as kvf_body_read_prefill().
  */
 KVF_CHECK kvf_status_t kvf_body_read_decode(const kvf_alloc_t *alloc, const char *text,
-                                            size_t bytes, kvf_body_t *body_p, kvf_detail_t *detail);
+                                            size_t bytes, bool verify, kvf_body_t *body_p,
+                                            kvf_detail_t *detail);
 
 /** Read the body of POST /v1/cancel. @param[out] request_id  KVF_MAX_ID_BYTES + 1. @return KVF_OK,
  * KVF_ERR_INVALID. */

@@ -16,8 +16,8 @@ int64_t kvf_record_prompt_blocks(const kvf_lengths_t *lengths, const kvf_layer_g
     return kvf_div_ceil(kvf_prompt_tokens(lengths), group->tokens_per_block);
 }
 
-/* Whatever the other side has to know, and the ids of the content for a decode request that names
- * none. */
+/* Whatever the other side has to know; not the content itself, which it must have from elsewhere.
+ */
 static json_t *transfer_params(const kvf_job_t *job, const char *ticket) {
     const kvf_body_t *body = &job->body;
     json_t *params = json_object();
@@ -25,13 +25,7 @@ static json_t *transfer_params(const kvf_job_t *job, const char *ticket) {
     set_number(params, "prompt_len", (uint64_t)body->lengths.prompt_len);
     set_number(params, "draft_len", (uint64_t)body->lengths.draft_len);
     set(params, "instance", json_string(job->node->instance));
-    if (body->content.ids != NULL) {
-        json_t *ids = json_array();
-        for (int64_t i = 0; i < body->content.n_ids; i++) {
-            (void)json_array_append_new(ids, json_integer(body->content.ids[i]));
-        }
-        set(params, "hash_ids", ids);
-    }
+    set(params, "content", json_string(body->content_from));
     return params;
 }
 
