@@ -293,7 +293,9 @@ class RequestTest(ClusterTest):
 
     def test_unknown_cancel(self):
         for node in (self.prefill, self.decode):
-            self.assertEqual(node.cancel("never-seen").error, (404, "unknown"))
+            for reply in (node.cancel("never-seen"), node.transfer("never-seen")):
+                self.assertEqual(reply.error, (404, "unknown"), reply)
+                self.assertIs(reply.json["recompute"], False)  # nothing was lost
         self.fine()
         self.finish()
 

@@ -126,6 +126,11 @@ void kvf_http_answer_error(kvf_http_request_t *request, kvf_status_t status, con
                  seconds);
 }
 
+void kvf_http_answer_absent(kvf_http_request_t *request, const char *message) {
+    answer_error(request, MHD_HTTP_NOT_FOUND, kvf_status_name(KVF_ERR_UNKNOWN), message, false,
+                 NULL, NULL);
+}
+
 /* ---- requests ---- */
 
 const char *kvf_http_id(const kvf_http_request_t *request) {
@@ -216,7 +221,7 @@ static void route_request(kvf_http_request_t *request, const char *method, const
     }
     if (route == NULL && allow[0] == '\0') {
         (void)snprintf(message, sizeof(message), "there is no %.200s here; check the path", path);
-        answer_error(request, MHD_HTTP_NOT_FOUND, "unknown", message, false, NULL, NULL);
+        kvf_http_answer_absent(request, message);
     } else if (route == NULL) {
         (void)snprintf(message, sizeof(message), "%.200s takes %s", path, allow);
         answer_error(request, MHD_HTTP_METHOD_NOT_ALLOWED, "invalid", message, false,

@@ -98,4 +98,8 @@ void kvf_http_answer_json(kvf_http_request_t *request, unsigned status, const js
  */
 void kvf_http_answer_error(kvf_http_request_t *request, kvf_status_t status, const char *message);
 
+/** Answer `unknown` about something that is only looked up: there is nothing to prefill again.
+ * @thread any */
+void kvf_http_answer_absent(kvf_http_request_t *request, const char *message);
+
 #endif

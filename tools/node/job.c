@@ -354,7 +354,7 @@ void kvf_job_end(kvf_job_t *job, kvf_status_t status, const char *message, json_
     if (cancel_http != NULL && status == KVF_ERR_CANCELLED) {
         kvf_http_answer_json(cancel_http, 200, whole);
     } else if (cancel_http != NULL) {
-        kvf_http_answer_error(cancel_http, KVF_ERR_UNKNOWN, "the request had just ended by itself");
+        kvf_http_answer_absent(cancel_http, "the request had just ended by itself");
     }
     json_decref(whole);
 }
@@ -377,7 +377,7 @@ void kvf_job_show(kvf_node_t *node, const char *request_id, kvf_http_request_t *
         kvf_http_answer_json(http, 200, shown);
         json_decref(shown);
     } else {
-        kvf_http_answer_error(http, KVF_ERR_UNKNOWN, "no request of this id is known here");
+        kvf_http_answer_absent(http, "no request of this id is known here");
     }
 }
 
@@ -393,7 +393,7 @@ void kvf_job_cancel(kvf_node_t *node, const char *request_id, kvf_http_request_t
     }
     (void)pthread_mutex_unlock(&node->lock);
     if (job == NULL) {
-        kvf_http_answer_error(http, KVF_ERR_UNKNOWN, "no live request of this id is known here");
+        kvf_http_answer_absent(http, "no live request of this id is known here");
     } else if (second) {
         json_t *answer = state_of(request_id, node->role, "cancelled");
         kvf_http_answer_json(http, 200, answer);
