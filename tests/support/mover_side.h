@@ -35,6 +35,7 @@ typedef struct side {
     kvf_status_t status;
     kvf_window_t *last;
     uint64_t broken_peer;
+    bool leave_at_moved; /* the first moved disconnects */
     uint8_t address[2048];
     size_t address_bytes;
 } side_t;
@@ -60,6 +61,9 @@ static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
     cr_assert(status == KVF_OK || status == KVF_ERR_PEER_LOST);
     side->last = window;
     side->status = status;
+    if (side->leave_at_moved) {
+        side->mover->ops->disconnect(side->mover, window->peer);
+    }
 }
 
 static void on_broken(void *ctx, uint64_t peer, const char *why) {

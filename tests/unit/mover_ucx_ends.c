@@ -106,6 +106,67 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, disconnect, .timeout = 60) {
     free(load.source);
 }
 
+ParameterizedTestParameters(mover_ucx_ends, not_handed_over) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
+/* UCX has all of a window, buffers have some of it, and the peer reads nothing: it must not pass
+ * for moved. */
+ParameterizedTest(size_t *idx, mover_ucx_ends, not_handed_over, .timeout = 60) {
+    side_t a, b;
+    side_open(&a, transports[*idx]);
+    side_open(&b, transports[*idx]);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    a.mover->ops->disconnect(a.mover, 1);
+    cr_assert_not(a.mover->ops->arm(a.mover), "asleep with a path to close");
+    (void)turn(&a);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    uint8_t *source = make_source(SLOT_BYTES);
+    kvf_piece_t first = piece_at(source, 0, 10, 0, 0),
+                piece = piece_at(source, 0, SLOT_BYTES, 0, 0);
+    kvf_window_t hello = window_of(&first, 1), window = window_of(&piece, 1);
+    cr_assert_eq(a.mover->ops->post(a.mover, &hello), KVF_OK);
+    run_until_landed(&a, &b, 1, 10);
+    cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+    for (int i = 0; i < 2000; i++) {
+        (void)turn(&a);
+    }
+    cr_assert_eq(a.n_moved, 1, "%lu bytes fit the buffers", (unsigned long)SLOT_BYTES);
+    a.mover->ops->disconnect(a.mover, 1);
+    for (uint64_t start = now_us(); a.n_moved < 2 && now_us() - start < 5000000;) {
+        (void)sleep_once(&a, sleep_ms(&a));
+    }
+    cr_assert_eq(a.last, &window);
+    cr_assert_eq(a.status, KVF_ERR_PEER_LOST);
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
+/* Whoever hears of a failed window and disconnects is not told that the path broke. */
+Test(mover_ucx_ends, disconnect_before_broken, .timeout = 60) {
+    for (int leave = 0; leave <= 1; leave++) {
+        side_t a, b;
+        load_t load;
+        side_open(&a, "auto");
+        side_open(&b, "auto");
+        side_connect(&a, 1, b.address, b.address_bytes);
+        post_load(&load, &a);
+        while (b.n_landed < 1) {
+            (void)turn(&a);
+            (void)turn(&b);
+        }
+        cr_assert_eq(a.n_moved, 0);
+        a.leave_at_moved = leave == 1;
+        side_close(&b);
+        cr_assert_lt(wait_for_all(&a, 5000000), 5000000);
+        cr_assert_eq(a.n_broken, 1 - (uint32_t)leave);
+        side_close(&a);
+        cr_assert_eq(a.n_moved, N_BIG);
+        free(load.source);
+    }
+}
+
 ParameterizedTestParameters(mover_ucx_ends, destroy) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
