@@ -7,7 +7,8 @@
 
 #define DAY_MS UINT64_C(86400000)
 #define KIB UINT64_C(1024)
-#define GIB (KIB * KIB * KIB)
+#define MIB (KIB * KIB)
+#define GIB (KIB * MIB)
 #define PATH_BYTES 64
 
 #define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -72,7 +73,7 @@ static const kvf_key_t keys[] = {
      "wait for proof that nothing touches a page, before it counts as poisoned", 1, DAY_MS, NULL,
      NULL, AT(quarantine_ms)},
     {"limits.frame_bytes", KVF_KEY_SIZE, "16MiB", NULL, "longest control frame that is accepted",
-     64 * KIB, GIB, NULL, NULL, AT(frame_bytes)},
+     2 * MIB, GIB, NULL, NULL, AT(frame_bytes)},
     {"heartbeat.period_ms", KVF_KEY_NUMBER, "250", "milliseconds", "between two heartbeats", 1,
      DAY_MS, NULL, NULL, AT(heartbeat_ms)},
     {"heartbeat.suspect_ms", KVF_KEY_NUMBER, "1000", "milliseconds",

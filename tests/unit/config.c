@@ -47,7 +47,7 @@ static const char *const whole =
     "verify:  off   # no check\n"
     "aux:     cached\n"
     "limits:  {transfers: 7, request_timeout_ms: 1, lease_ms: 2,\n"
-    "          quarantine_ms: 3, frame_bytes: 131072}\n"
+    "          quarantine_ms: 3, frame_bytes: 3145728}\n"
     "heartbeat:\n"
     "  period_ms: 4\n"
     "  suspect_ms: 5\n"
@@ -108,7 +108,7 @@ Test(config, every_key_is_read_from_a_file) {
     cr_assert_eq(config.request_timeout_ms, 1);
     cr_assert_eq(config.lease_ms, 2);
     cr_assert_eq(config.quarantine_ms, 3);
-    cr_assert_eq(config.frame_bytes, 131072);
+    cr_assert_eq(config.frame_bytes, 3145728);
     cr_assert_eq(config.heartbeat_ms, 4);
     cr_assert_eq(config.suspect_ms, 5);
     cr_assert_eq(config.lost_ms, 6);
@@ -215,6 +215,8 @@ Test(config, set_overrides_the_file_and_itself) {
     cr_assert_str_eq(config.peers.items[1], "[::1]:2");
     cr_assert_str_eq(config.peers.items[2], "c");
     cr_assert(config.prefix_cache);
+    cr_assert_eq(kvf_config_set(&config, "limits.frame_bytes=2MiB", &detail), KVF_OK);
+    cr_assert_eq(kvf_config_set(&config, "limits.frame_bytes=1GiB", &detail), KVF_OK);
     cr_assert_str_eq(config.instance, "");
     cr_assert_eq(kvf_config_set(&config, "peers=[::1]:5", &detail), KVF_OK);
     cr_assert_eq(config.peers.n, 1);
@@ -230,6 +232,8 @@ Test(config, wrong_settings_are_named) {
         {"limits=4", "limits: that is a section"},
         {"limits.transfer=4", "unknown key; did you mean limits.transfers?"},
         {"limits.transfers=x", "expected a whole number of transfers, 1 to 65536, not \"x\""},
+        {"limits.frame_bytes=2097151", "limits.frame_bytes: expected bytes"},
+        {"limits.frame_bytes=1073741825", "2097152 to 1073741824 bytes, not \"1073741825\""},
         {"verify=maybe", "one of bytes | attention | off, not \"maybe\""},
         {"peers=a,,b", "peers: expected a list of texts"},
         {"instance=a\tb", "instance: expected a text"},
