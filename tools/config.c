@@ -208,9 +208,8 @@ kvf_status_t kvf_config_set(kvf_config_t *config, const char *setting, kvf_detai
     (void)snprintf(path, sizeof(path), "%.*s", (int)(equals - setting), setting);
     const kvf_key_t *key = kvf_config_find(path);
     if (key == NULL && kvf_config_is_section(path)) {
-        return kvf_fail(detail, KVF_ERR_INVALID,
-                        "--set %s: that is a section; name a key of it, as in %s", path,
-                        kvf_config_nearest(path, text, sizeof(text)));
+        return kvf_fail(detail, KVF_ERR_INVALID, "--set %s: that is a section; its keys are %s",
+                        path, kvf_config_section_keys(path, text, sizeof(text)));
     }
     if (key == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "--set %s: unknown key; did you mean %s?", path,

@@ -100,14 +100,29 @@ const kvf_key_t *kvf_config_find(const char *path) {
     return NULL;
 }
 
+static bool lies_in(const kvf_key_t *key, const char *section) {
+    size_t length = strlen(section);
+    return strncmp(key->path, section, length) == 0 && key->path[length] == '.';
+}
+
 bool kvf_config_is_section(const char *name) {
-    size_t length = strlen(name);
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (strncmp(keys[i].path, name, length) == 0 && keys[i].path[length] == '.') {
+        if (lies_in(&keys[i], name)) {
             return true;
         }
     }
     return false;
+}
+
+const char *kvf_config_section_keys(const char *name, char *buf, size_t cap) {
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && used < cap; i++) {
+        if (lies_in(&keys[i], name)) {
+            used += (size_t)snprintf(buf + used, cap - used, "%s%s", used == 0 ? "" : ", ",
+                                     keys[i].path);
+        }
+    }
+    return buf;
 }
 
 /* Levenshtein's distance; longer texts count up to PATH_BYTES - 1 characters. */

@@ -44,6 +44,9 @@ const kvf_key_t *kvf_config_find(const char *path);
 /** @return Whether some key lies in that section. */
 bool kvf_config_is_section(const char *name);
 
+/** Write the keys of a section ("pool.memory, pool.bytes"). @return buf. */
+const char *kvf_config_section_keys(const char *name, char *buf, size_t cap);
+
 /** @return The known path or section nearest to a wrong one, by edit distance. Static storage. */
 const char *kvf_config_nearest(const char *path, char *buf, size_t cap);
 
