@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/config_keys.h"
 
+#include "transceiver/control/address.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -239,6 +241,20 @@ static const char *value_text(const kvf_config_t *config, const kvf_key_t *key, 
     }
 }
 
+/* The example is the key's default: the ports of the two interfaces are easily mixed up. */
+static kvf_status_t check_address(const kvf_config_t *config, const char *path,
+                                  kvf_detail_t *detail) {
+    const kvf_key_t *key = kvf_config_find(path);
+    const char *text = *(const char *const *)const_field(config, key);
+    struct sockaddr_storage addr;
+    if (kvf_address_parse(text, &addr, NULL) == KVF_OK) {
+        return KVF_OK;
+    }
+    return kvf_fail(detail, KVF_ERR_INVALID,
+                    "%s: \"%.64s\" is not an address; write it in numbers, as %s or [::1]%s", path,
+                    text, key->fallback, strrchr(key->fallback, ':'));
+}
+
 kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) {
     size_t n;
     const kvf_key_t *keys = kvf_config_keys(&n);
@@ -264,7 +280,8 @@ kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) 
                         " and lost_ms %" PRIu64 " must rise in this order",
                         config->heartbeat_ms, config->suspect_ms, config->lost_ms);
     }
-    return KVF_OK;
+    kvf_status_t status = check_address(config, "http.listen", detail);
+    return status == KVF_OK ? check_address(config, "control.listen", detail) : status;
 }
 
 static bool write_default(FILE *file, const kvf_key_t *key, const char *name, int indent) {

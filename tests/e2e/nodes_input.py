@@ -42,14 +42,16 @@ class ConfigTest(ClusterTest):
     def test_wrong_types_and_values(self):
         for setting, words in (("pool.bytes=many", ["pool.bytes", "many"]),
                                ("pool.bytes=-1", ["pool.bytes"]),
+                               ("pool=3", ["pool.memory, pool.bytes"]),
+                               ("limits.frame_bytes=1MiB", ["limits.frame_bytes", "2097152"]),
                                ("model.tokens_per_block=33", ["model.tokens_per_block", "16", "128"]),
                                ("model.preset=gemma", ["model.preset", "gemma-3-270m", "mla-deepseek-v3"]),
                                ("prefix_cache=maybe", ["prefix_cache", "true"]),
                                ("limits.transfers=0", ["limits.transfers"]),
                                ("limits.lease_ms=1.5", ["limits.lease_ms"]),
                                ("verify=all", ["verify", "bytes"]),
-                               ("http.listen=nowhere", ["nowhere"]),
-                               ("control.listen=127.0.0.1:99999", ["99999"]),
+                               ("http.listen=nowhere", ["http.listen", "nowhere", ":8200"]),
+                               ("control.listen=127.0.0.1:99999", ["control.listen", "99999", ":9200"]),
                                ("nonsense", ["nonsense"])):
             with self.subTest(setting):
                 error = self.refuse("prefill", "--set", setting)

@@ -273,6 +273,24 @@ Test(config, heartbeat_times_must_rise) {
     cr_assert_eq(kvf_config_check(&config, &detail), KVF_OK);
 }
 
+Test(config, addresses_are_checked_by_key) {
+    static const char *const cases[][2] = {
+        {"http.listen=nowhere", "http.listen: \"nowhere\" is not an address; write it in numbers, "
+                                "as 127.0.0.1:8200 or [::1]:8200"},
+        {"http.listen=127.0.0.1:65536", "http.listen: \"127.0.0.1:65536\" is not"},
+        {"control.listen=[::1]", "control.listen: \"[::1]\" is not an address; write it in "
+                                 "numbers, as 127.0.0.1:9200 or [::1]:9200"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        kvf_config_t fresh;
+        cr_assert_eq(kvf_config_init(kvf_alloc_default(), &fresh, NULL), KVF_OK);
+        cr_assert_eq(kvf_config_set(&fresh, cases[i][0], &detail), KVF_OK);
+        cr_assert_eq(kvf_config_check(&fresh, &detail), KVF_ERR_INVALID);
+        cr_assert_eq(strncmp(detail.text, cases[i][1], strlen(cases[i][1])), 0, "%s", detail.text);
+        kvf_config_cleanup(&fresh);
+    }
+}
+
 /* What --defaults prints is a file with every key in it, and reading it over other values restores
  * the defaults. */
 Test(config, written_defaults_restore_the_defaults) {
