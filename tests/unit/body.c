@@ -181,8 +181,9 @@ Test(body, content_never_comes_from_the_sender) {
         {",\"content\":\"hash_ids\",\"hash_ids\":[8]", "", NULL, "never taken from the sender"},
         {",\"content\":\"tokens\"", "", NULL, "tokens must be in the decode request"},
         {",\"content\":\"faith\"", "", NULL, "hash_ids, tokens or request_id, not faith"},
-        {",\"content\":7", "", NULL, "content: expected a text"},
-        {",\"content\":7", ",\"hash_ids\":[8]", NULL, "content: expected a text"},
+        {",\"content\":7", "", NULL, "kv_transfer_params.content: expected a text"},
+        {",\"content\":7", ",\"hash_ids\":[8]", NULL,
+         "kv_transfer_params.content: expected a text"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[256];
@@ -205,12 +206,19 @@ Test(body, content_never_comes_from_the_sender) {
 Test(body, wrong_decodes_are_named) {
     static const char *const cases[][2] = {
         {"{\"request_id\":\"r\"}", "kv_transfer_params is missing"},
-        {"{\"request_id\":\"r\",\"kv_transfer_params\":7}", "expected an object"},
-        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"prompt_len\":5}}", "ticket is missing"},
+        {"{\"request_id\":\"r\",\"kv_transfer_params\":7}",
+         "kv_transfer_params: expected an object"},
+        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"prompt_len\":5}}",
+         "kv_transfer_params.ticket is missing"},
         {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":5,\"prompt_len\":5}}",
-         "ticket: expected a text"},
+         "kv_transfer_params.ticket: expected a text"},
         {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\"}}",
-         "prompt_len is missing"},
+         "kv_transfer_params.prompt_len is missing"},
+        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":0}}",
+         "kv_transfer_params.prompt_len: 0 is not in"},
+        {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":1,"
+         "\"draft_len\":\"x\"}}",
+         "kv_transfer_params.draft_len: expected a whole number"},
         {"{\"request_id\":\"r\",\"kv_transfer_params\":{\"ticket\":\"t\",\"prompt_len\":5},"
          "\"max_tokens\":\"x\"}",
          "max_tokens: expected a whole number"},
@@ -221,8 +229,8 @@ Test(body, wrong_decodes_are_named) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         cr_assert_eq(decode(cases[i][0]), KVF_ERR_INVALID, "%s", cases[i][0]);
-        cr_assert_not_null(strstr(detail.text, cases[i][1]), "%s gave: %s", cases[i][0],
-                           detail.text);
+        cr_assert_eq(strncmp(detail.text, cases[i][1], strlen(cases[i][1])), 0, "%s gave: %s",
+                     cases[i][0], detail.text);
     }
 }
 

@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <string.h>
 
+#define PARAMS "kv_transfer_params"
 #define MAX_TIMEOUT_MS INT64_C(86400000)
 
 static const char *type_name(const json_t *value) {
@@ -45,10 +46,17 @@ static kvf_status_t parse(const char *text, size_t bytes, json_t **root_p, kvf_d
     return KVF_OK;
 }
 
+/* A field's value. Names are paths, as in "kv_transfer_params.ticket", for the texts; the last part
+ * is the name in `object`. */
+static const json_t *get(const json_t *object, const char *path) {
+    const char *dot = strrchr(path, '.');
+    return json_object_get(object, dot == NULL ? path : dot + 1);
+}
+
 /* A whole number; `*value_p` stays as it is when the field is absent. */
 static kvf_status_t get_number(const json_t *object, const char *name, int64_t minimum,
                                int64_t maximum, int64_t *value_p, kvf_detail_t *detail) {
-    const json_t *value = json_object_get(object, name);
+    const json_t *value = get(object, name);
     if (value == NULL) {
         return KVF_OK;
     }
@@ -68,7 +76,7 @@ static kvf_status_t get_number(const json_t *object, const char *name, int64_t m
 /* A text that must be there: 1 to max_bytes bytes, no control characters. */
 static kvf_status_t get_text(const json_t *object, const char *name, size_t max_bytes, char *text_p,
                              kvf_detail_t *detail) {
-    const json_t *value = json_object_get(object, name);
+    const json_t *value = get(object, name);
     if (value == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "%s is missing", name);
     }
@@ -181,24 +189,24 @@ static kvf_status_t take_content(const kvf_alloc_t *alloc, const json_t *root, k
     return KVF_OK;
 }
 
-/* What prefill and decode requests have in common; params holds the lengths. */
-static kvf_status_t read_common(const json_t *root, const json_t *params, kvf_body_t *body,
-                                kvf_detail_t *detail) {
+/* What prefill and decode requests have in common. */
+static kvf_status_t read_common(const json_t *root, kvf_body_t *body, kvf_detail_t *detail) {
     int64_t timeout_ms = 0;
-    kvf_lengths_t *lengths = &body->lengths;
     kvf_status_t status = get_text(root, "request_id", KVF_MAX_ID_BYTES, body->request_id, detail);
     if (status == KVF_OK) {
         status = get_number(root, "timeout_ms", 1, MAX_TIMEOUT_MS, &timeout_ms, detail);
     }
-    if (status == KVF_OK) {
-        status = get_number(params, "prompt_len", 1, KVF_MAX_TOKENS, &lengths->prompt_len, detail);
-    }
-    if (status == KVF_OK) {
-        status =
-            get_number(params, "draft_len", 0, KVF_MAX_AUX_TOKENS, &lengths->draft_len, detail);
-    }
     body->timeout_us = (uint64_t)timeout_ms * 1000;
     return status;
+}
+
+static kvf_status_t read_lengths(const json_t *object, const char *prompt, const char *draft,
+                                 kvf_lengths_t *lengths, kvf_detail_t *detail) {
+    kvf_status_t status =
+        get_number(object, prompt, 1, KVF_MAX_TOKENS, &lengths->prompt_len, detail);
+    return status == KVF_OK
+               ? get_number(object, draft, 0, KVF_MAX_AUX_TOKENS, &lengths->draft_len, detail)
+               : status;
 }
 
 static kvf_status_t prompt_from_tokens(const json_t *root, kvf_body_t *body, kvf_detail_t *detail) {
@@ -236,7 +244,10 @@ kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text, s
     if (status != KVF_OK) {
         return status;
     }
-    status = read_common(root, root, &body, detail);
+    status = read_common(root, &body, detail);
+    if (status == KVF_OK) {
+        status = read_lengths(root, "prompt_len", "draft_len", &body.lengths, detail);
+    }
     if (status == KVF_OK) {
         status = prompt_from_tokens(root, &body, detail);
     }
@@ -262,7 +273,7 @@ static kvf_status_t check_content_source(const json_t *params, const kvf_body_t 
     char source[16] = "request_id";
     kvf_status_t status = KVF_OK;
     if (json_object_get(params, "content") != NULL) {
-        status = get_text(params, "content", sizeof(source) - 1, source, detail);
+        status = get_text(params, PARAMS ".content", sizeof(source) - 1, source, detail);
     }
     if (status != KVF_OK || strcmp(body->content_from, "request_id") != 0 ||
         strcmp(source, "request_id") == 0) {
@@ -270,7 +281,7 @@ static kvf_status_t check_content_source(const json_t *params, const kvf_body_t 
     }
     if (strcmp(source, "hash_ids") != 0 && strcmp(source, "tokens") != 0) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "content: expected hash_ids, tokens or request_id, not %s", source);
+                        PARAMS ".content: expected hash_ids, tokens or request_id, not %s", source);
     }
     return kvf_fail(detail, KVF_ERR_INVALID,
                     "%s must be in the decode request, as in the prefill request: what the pages "
@@ -280,25 +291,29 @@ static kvf_status_t check_content_source(const json_t *params, const kvf_body_t 
 
 static kvf_status_t read_decode(const kvf_alloc_t *alloc, const json_t *root, bool verify,
                                 kvf_body_t *body, kvf_detail_t *detail) {
-    const json_t *params = json_object_get(root, "kv_transfer_params");
+    const json_t *params = json_object_get(root, PARAMS);
     int64_t max_tokens = 0;
     if (params == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "kv_transfer_params is missing; pass on what the prefill node answered");
+                        PARAMS " is missing; pass on what the prefill node answered");
     }
     if (!json_is_object(params)) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "kv_transfer_params: expected an object, not %s",
+        return kvf_fail(detail, KVF_ERR_INVALID, PARAMS ": expected an object, not %s",
                         type_name(params));
     }
-    kvf_status_t status = read_common(root, params, body, detail);
+    kvf_status_t status = read_common(root, body, detail);
     if (status == KVF_OK) {
-        status = get_text(params, "ticket", KVF_TICKET_BYTES - 1, body->ticket, detail);
+        status =
+            read_lengths(params, PARAMS ".prompt_len", PARAMS ".draft_len", &body->lengths, detail);
+    }
+    if (status == KVF_OK) {
+        status = get_text(params, PARAMS ".ticket", KVF_TICKET_BYTES - 1, body->ticket, detail);
     }
     if (status == KVF_OK) {
         status = get_number(root, "max_tokens", 0, KVF_MAX_TOKENS, &max_tokens, detail);
     }
     if (status == KVF_OK && body->lengths.prompt_len == 0) {
-        status = kvf_fail(detail, KVF_ERR_INVALID, "kv_transfer_params.prompt_len is missing");
+        status = kvf_fail(detail, KVF_ERR_INVALID, PARAMS ".prompt_len is missing");
     }
     if (status == KVF_OK) {
         status = take_content(alloc, root, body, detail);
