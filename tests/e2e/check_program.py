@@ -52,6 +52,8 @@ def main():
         done = run(program, command, "--help")
         expect(f"{command} --help answers on stdout", done.returncode == 0 and not done.stderr and
                done.stdout.decode().startswith(f"Usage: kvferry {command} "))
+        if command in ("prefill", "decode"):
+            expect(f"{command} --help says where all keys are", b"`kvferry config --defaults`" in done.stdout)
         done = run(program, command, "--no-such-option")
         expect(f"{command} refuses an unknown option",
                done.returncode == 2 and not done.stdout and b"no-such-option" in done.stderr)

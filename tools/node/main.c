@@ -8,6 +8,11 @@
 
 #define MAX_SETTINGS 256
 
+/* Behind the options, which is what the vertical tab says. */
+#define KEYS_HELP                                                                                  \
+    "\v`kvferry config --defaults` prints a configuration file with every KEY, what it means and " \
+    "its default."
+
 typedef struct options {
     const char *config;
     const char *settings[MAX_SETTINGS];
@@ -96,13 +101,13 @@ int main(int argc, char **argv) {
         argv[1] = prefill;
         return run(argc - 1, argv + 1, KVF_ROLE_PREFILL,
                    "Run a prefill node: it computes KV caches and offers them to decode nodes. "
-                   "SIGTERM drains it; a second one stops it at once.");
+                   "SIGTERM drains it; a second one stops it at once." KEYS_HELP);
     }
     if (strcmp(command, "decode") == 0) {
         argv[1] = decode;
         return run(argc - 1, argv + 1, KVF_ROLE_DECODE,
                    "Run a decode node: it fetches KV caches from prefill nodes and verifies them. "
-                   "SIGTERM drains it; a second one stops it at once.");
+                   "SIGTERM drains it; a second one stops it at once." KEYS_HELP);
     }
     if (strcmp(command, "--version") == 0) {
         print_version(stdout, NULL);
