@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/config_keys.h"
 
+#include "tools/nearest.h"
 #include "tools/presets.h"
 
 #include <string.h>
@@ -125,29 +126,8 @@ const char *kvf_config_section_keys(const char *name, char *buf, size_t cap) {
     return buf;
 }
 
-/* Levenshtein's distance; longer texts count up to PATH_BYTES - 1 characters. */
-static unsigned edit_distance(const char *a, const char *b) {
-    unsigned row[PATH_BYTES];
-    size_t n = strnlen(b, PATH_BYTES - 1);
-    for (size_t j = 0; j <= n; j++) {
-        row[j] = (unsigned)j;
-    }
-    for (size_t i = 0; i < PATH_BYTES - 1 && a[i] != '\0'; i++) {
-        unsigned diagonal = row[0];
-        row[0] = (unsigned)i + 1;
-        for (size_t j = 0; j < n; j++) {
-            unsigned best = diagonal + (a[i] != b[j]);
-            diagonal = row[j + 1];
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            row[j + 1] = diagonal + 1 < best ? diagonal + 1 : best;
-        }
-    }
-    return row[n];
-}
-
 const char *kvf_config_nearest(const char *path, char *buf, size_t cap) {
-    unsigned best = PATH_BYTES;
-    size_t best_idx = 0, best_length = 0;
+    size_t best = SIZE_MAX, best_idx = 0, best_length = 0;
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
         /* The key, its section, and its name alone: the section may be what is missing. */
         const char *dot = strchr(keys[i].path, '.');
@@ -157,7 +137,7 @@ const char *kvf_config_nearest(const char *path, char *buf, size_t cap) {
         (void)snprintf(prefix, sizeof(prefix), "%.*s", (int)section, keys[i].path);
         const char *const names[] = {keys[i].path, prefix, dot == NULL ? prefix : dot + 1};
         for (size_t k = 0; k < 3; k++) {
-            unsigned distance = edit_distance(path, names[k]);
+            size_t distance = kvf_nearest_distance(path, names[k]);
             if (distance < best) {
                 best = distance;
                 best_idx = i;

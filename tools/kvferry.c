@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/command.h"
+#include "tools/nearest.h"
 
 #include <argp.h>
 #include <stdio.h>
@@ -58,34 +59,10 @@ static void print_help(FILE *stream) {
                   "configuration.\n");
 }
 
-static size_t min3(size_t a, size_t b, size_t c) {
-    size_t least = a < b ? a : b;
-    return least < c ? least : c;
-}
-
-/* Letters to insert, delete or replace to make one name of the other. */
-static size_t edit_distance(const char *a, const char *b) {
-    size_t row[MAX_NAME + 1];
-    size_t n = strnlen(b, MAX_NAME);
-    for (size_t j = 0; j <= n; j++) {
-        row[j] = j;
-    }
-    for (size_t i = 0; a[i] != '\0'; i++) {
-        size_t diagonal = row[0];
-        row[0] = i + 1;
-        for (size_t j = 0; j < n; j++) {
-            size_t above = row[j + 1];
-            row[j + 1] = min3(above + 1, row[j] + 1, diagonal + (a[i] != b[j]));
-            diagonal = above;
-        }
-    }
-    return row[n];
-}
-
 static int fail_unknown(const char *name) {
     const char *nearest = commands[0].name;
     for (size_t i = 1; i < N_COMMANDS; i++) {
-        if (edit_distance(name, commands[i].name) < edit_distance(name, nearest)) {
+        if (kvf_nearest_distance(name, commands[i].name) < kvf_nearest_distance(name, nearest)) {
             nearest = commands[i].name;
         }
     }
