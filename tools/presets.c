@@ -4,13 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Sources: config.json of the models on huggingface.co.
- *   google/gemma-3-270m      num_hidden_layers 18, layer_types: every sixth full, sliding_window
- * 512, num_key_value_heads 1, head_dim 256 openai/gpt-oss-20b       num_hidden_layers 24,
- * layer_types: sliding, full, sliding ..., sliding_window 128, num_key_value_heads 8, head_dim 64
- *   meta-llama/Llama-3.1-8B  num_hidden_layers 32, num_key_value_heads 8, hidden_size 4096 /
- * num_attention_heads 32 deepseek-ai/DeepSeek-V3  num_hidden_layers 61; MLA caches kv_lora_rank 512
- * + qk_rope_head_dim 64 elements a token torch_dtype is bfloat16 in all of them. */
+/* Sources: config.json of the models on huggingface.co; torch_dtype is bfloat16 in all of them. */
 static const struct preset {
     uint32_t n_layers;
     uint32_t full_period; /* layers i with i % full_period == full_period - 1 are full */
@@ -19,9 +13,20 @@ static const struct preset {
     uint32_t head_dim;
     uint32_t kv_factor;
 } presets[] = {
+    /* google/gemma-3-270m: num_hidden_layers 18, layer_types: every sixth full, sliding_window 512,
+     * num_key_value_heads 1, head_dim 256. */
     {18, 6, 512, 1, 256, 2},
+
+    /* openai/gpt-oss-20b: num_hidden_layers 24, layer_types: sliding and full in turn,
+     * sliding_window 128, num_key_value_heads 8, head_dim 64. */
     {24, 2, 128, 8, 64, 2},
+
+    /* meta-llama/Llama-3.1-8B: num_hidden_layers 32, num_key_value_heads 8,
+     * hidden_size 4096 / num_attention_heads 32. */
     {32, 1, 0, 8, 128, 2},
+
+    /* deepseek-ai/DeepSeek-V3: num_hidden_layers 61; MLA caches kv_lora_rank 512 and
+     * qk_rope_head_dim 64 elements of a token. */
     {61, 1, 0, 1, 576, 1},
 };
 
