@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ipc.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,23 +98,33 @@ Test(mem, host_refuses_what_does_not_fit) {
     }
 }
 
-Test(mem, shm_is_zero_shared_and_private_to_this_process) {
-    kvf_ucx_t *ucx = open_ucx("auto");
-    kvf_mem_kind_t kind;
-    kvf_mem_t mem = {0};
-    kvf_detail_t detail = {""};
+/* Open a context whose shared memory comes from one transport. */
+static kvf_ucx_t *open_shm(kvf_mem_kind_t *kind, const char *tls) {
+    kvf_ucx_t *ucx = open_ucx(tls);
+    kvf_mem_shm_init(kind, ucx);
+    cr_assert_str_eq(kind->name, "shm");
+    cr_assert_eq(kind->type, KVF_MEM_SHM);
+    cr_assert(kind->host_access);
+    return ucx;
+}
+
+static void check_shared(const kvf_mem_t *mem) {
     char flags[256];
-    kvf_mem_shm_init(&kind, ucx);
-    cr_assert_str_eq(kind.name, "shm");
-    cr_assert_eq(kind.type, KVF_MEM_SHM);
-    cr_assert(kind.host_access);
-    cr_assert_eq(kind.alloc(&kind, 32 * MIB, &mem, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(mem.bytes, 32 * MIB);
-    check_zero_and_writable(&mem);
-    smaps_of(mem.base, "VmFlags:", flags, sizeof(flags));
+    smaps_of(mem->base, "VmFlags:", flags, sizeof(flags));
     cr_assert_not_null(strstr(flags, " sh"), "not shared: %s", flags);
     cr_assert_not_null(strstr(flags, " dd"), "not MADV_DONTDUMP: %s", flags);
     cr_assert_not_null(strstr(flags, " dc"), "not MADV_DONTFORK: %s", flags);
+}
+
+Test(mem, shm_files_are_zero_and_there_at_once) {
+    kvf_mem_kind_t kind;
+    kvf_ucx_t *ucx = open_shm(&kind, "posix,tcp,self");
+    kvf_mem_t mem = {0};
+    kvf_detail_t detail = {""};
+    cr_assert_eq(kind.alloc(&kind, 32 * MIB, &mem, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(mem.bytes, 32 * MIB);
+    check_zero_and_writable(&mem);
+    check_shared(&mem);
     /* All of it is there already: a full /dev/shm cannot turn a later access into SIGBUS. */
     cr_assert_geq(resident_kib(mem.base), 32 * 1024);
     kind.free(&mem);
@@ -121,21 +133,54 @@ Test(mem, shm_is_zero_shared_and_private_to_this_process) {
     kvf_ucx_destroy(ucx);
 }
 
-Test(mem, shm_larger_than_dev_shm_is_refused_without_filling_it) {
-    struct statvfs before, after;
-    kvf_ucx_t *ucx = open_ucx("auto");
+Test(mem, shm_segments_are_zero_sparse_and_for_this_user_only) {
     kvf_mem_kind_t kind;
-    kvf_mem_t mem = {0};
+    kvf_ucx_t *ucx = open_shm(&kind, "auto");
+    kvf_mem_t mem = {0}, small = {0};
     kvf_detail_t detail = {""};
-    kvf_mem_shm_init(&kind, ucx);
-    cr_assert_eq(statvfs("/dev/shm", &before), 0);
-    cr_assert_eq(kind.alloc(&kind, (uint64_t)before.f_blocks * before.f_frsize + 1, &mem, &detail),
-                 KVF_ERR_NO_MEMORY);
-    cr_assert_null(mem.base);
-    cr_assert_not_null(strstr(detail.text, "/dev/shm"), "%s", detail.text);
-    cr_assert_not_null(strstr(detail.text, "--shm-size"), "%s", detail.text);
-    cr_assert_eq(statvfs("/dev/shm", &after), 0);
+    struct shmid_ds segment;
+    struct shm_info info;
+    uint32_t found = 0;
+    cr_assert_eq(kind.alloc(&kind, 6 * GIB, &mem, &detail), KVF_OK, "%s", detail.text);
+    check_shared(&mem);
+    mem.base[0] = 1;
+    mem.base[6 * GIB - 1] = 1;
+    cr_assert_leq(resident_kib(mem.base), 4096);
+    const int last = shmctl(0, SHM_INFO, (struct shmid_ds *)&info);
+    for (int i = 0; i <= last; i++) {
+        if (shmctl(i, SHM_STAT, &segment) >= 0 && segment.shm_cpid == getpid() &&
+            segment.shm_segsz == 6 * GIB) {
+            cr_assert_eq(segment.shm_perm.mode & 0777, 0600);
+            cr_assert_eq(segment.shm_perm.mode & SHM_DEST, SHM_DEST, "would outlive the process");
+            found++;
+        }
+    }
+    cr_assert_eq(found, 1);
+    kind.free(&mem);
+    cr_assert_eq(kind.alloc(&kind, 3 * MIB + 5, &small, NULL), KVF_OK);
+    cr_assert_eq(small.bytes, 3 * MIB + 5);
+    check_zero_and_writable(&small);
+    kind.free(&small);
     kvf_ucx_destroy(ucx);
+}
+
+Test(mem, shm_that_does_not_fit_is_refused_without_filling_anything) {
+    static const char *const tls[] = {"posix,tcp,self", "auto"};
+    for (size_t i = 0; i < 2; i++) {
+        struct statvfs before;
+        kvf_mem_kind_t kind;
+        kvf_ucx_t *ucx = open_shm(&kind, tls[i]);
+        kvf_mem_t mem = {0};
+        kvf_detail_t detail = {""};
+        cr_assert_eq(statvfs("/dev/shm", &before), 0);
+        uint64_t bytes = (uint64_t)before.f_blocks * before.f_frsize + 1;
+        cr_assert_eq(kind.alloc(&kind, i == 0 ? bytes : UINT64_C(1) << 50, &mem, &detail),
+                     KVF_ERR_NO_MEMORY);
+        cr_assert_null(mem.base);
+        cr_assert_not_null(strstr(detail.text, "/dev/shm"), "%s", detail.text);
+        cr_assert_not_null(strstr(detail.text, "--shm-size"), "%s", detail.text);
+        kvf_ucx_destroy(ucx);
+    }
 }
 
 /* UCX falls back to private memory when its shared memory fails: that must not pass for shared
@@ -147,9 +192,8 @@ Test(mem, shm_that_ucx_cannot_share_is_refused) {
     kvf_detail_t detail = {""};
     cr_assert_not_null(mkdtemp(dir));
     cr_assert_eq(setenv("UCX_POSIX_DIR", dir, 1), 0);
-    kvf_ucx_t *ucx = open_ucx("auto");
+    kvf_ucx_t *ucx = open_shm(&kind, "posix,tcp,self");
     cr_assert_eq(rmdir(dir), 0);
-    kvf_mem_shm_init(&kind, ucx);
     cr_assert_eq(kind.alloc(&kind, MIB, &mem, &detail), KVF_ERR_NO_MEMORY);
     cr_assert_null(mem.base);
     cr_assert_not_null(strstr(detail.text, "1048576"), "%s", detail.text);
@@ -157,11 +201,10 @@ Test(mem, shm_that_ucx_cannot_share_is_refused) {
 }
 
 Test(mem, shm_needs_a_transport_that_makes_it) {
-    kvf_ucx_t *ucx = open_ucx("tcp,self");
     kvf_mem_kind_t kind;
+    kvf_ucx_t *ucx = open_shm(&kind, "tcp,self");
     kvf_mem_t mem = {0};
     kvf_detail_t detail = {""};
-    kvf_mem_shm_init(&kind, ucx);
     cr_assert_eq(kind.alloc(&kind, MIB, &mem, &detail), KVF_ERR_UNSUPPORTED);
     cr_assert_not_null(strstr(detail.text, "posix"), "%s", detail.text);
     kvf_ucx_destroy(ucx);

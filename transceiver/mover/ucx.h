@@ -20,7 +20,7 @@
 typedef struct kvf_ucx kvf_ucx_t;
 
 typedef struct kvf_ucx_config {
-    const char *tls;         /**< "auto" = posix,tcp,self; else as UCX_TLS */
+    const char *tls;         /**< "auto" = posix,sysv,tcp,self; else as UCX_TLS */
     const char *devices;     /**< "auto" = follow listen_host; else as UCX_NET_DEVICES */
     const char *listen_host; /**< numeric address of the control channel; loopback there means
                                   loopback here, an address that no device has means all */

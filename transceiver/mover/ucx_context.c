@@ -161,7 +161,7 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
     const char *tls = getenv("UCX_TLS");
     unsigned major, minor, release;
     if (tls == NULL) {
-        tls = strcmp(wanted->tls, "auto") == 0 ? "posix,tcp,self" : wanted->tls;
+        tls = strcmp(wanted->tls, "auto") == 0 ? "posix,sysv,tcp,self" : wanted->tls;
     }
     (void)snprintf(ucx->tls, sizeof(ucx->tls), "%s", tls);
     if (strcmp(devices, "auto") == 0) {
