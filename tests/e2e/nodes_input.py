@@ -70,6 +70,21 @@ class ConfigTest(ClusterTest):
                 self.assertIn("unsupported", error)
                 self.assertIn(setting.split("=", 1)[0], error)
 
+    def test_wrong_transports_and_devices(self):
+        """One line, whether UCX refuses them or would go on without them."""
+        for settings, words in ((["ucx.tls=nonsense"], ["tls", "nonsense", "tcp"]),
+                                (["ucx.tls=tcp,nonsense"], ["ucx.tls", "nonsense"]),
+                                (["ucx.devices=eth99"], ["ucx.devices", "eth99", "lo"]),
+                                (["ucx.tls=tcp", "ucx.devices=eth99"], ["devices", "eth99", "lo"]),
+                                (["ucx.tls=tcp,nonsense", "log.level=error"], ["nonsense"]),
+                                (["ucx.tls=nonsense", "log.level=trace"], ["nonsense"])):
+            with self.subTest(settings):
+                error = self.refuse("decode", *(word for setting in settings for word in ("--set", setting)))
+                self.assertEqual(error.count("\n"), 1, error)
+                self.assertRegex(error, r"\Akvferry decode: .*use one or more of")
+                for word in words:
+                    self.assertIn(word, error)
+
     def test_files_that_are_not_there(self):
         self.assertIn("none.yaml", self.refuse("prefill", config="none.yaml"))
         error = self.refuse("prefill", "--set", "control.key_file=none.key")

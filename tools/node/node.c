@@ -61,9 +61,18 @@ void kvf_node_drain(kvf_node_t *node) {
     (void)pthread_mutex_unlock(&node->lock);
 }
 
-/* The ready line comes before everything that is not a warning. */
+/* The ready line comes before everything that is not a warning. An agent that cannot be made is one
+ * line, the error, which has the cause in it; so until it is made, its warnings wait. */
 static void take_log(void *ctx, int level, const char *text) {
     kvf_node_t *node = ctx;
+    if (node->making_agent) {
+        if (level <= (int)KVF_LOG_WARN && node->n_held < KVF_NODE_HELD_LINES) {
+            node->held[node->n_held].level = level;
+            (void)snprintf(node->held[node->n_held].text, sizeof(node->held[0].text), "%s", text);
+            node->n_held++;
+        }
+        return;
+    }
     if (level <= (int)KVF_LOG_WARN || atomic_load(&node->ready)) {
         kvf_log(&node->log, (kvf_log_level_t)level, "%s", text);
     }
@@ -93,6 +102,36 @@ static kvf_status_t read_key(kvf_node_t *node, uint8_t key[KVF_KEY_BYTES], kvf_d
     return status;
 }
 
+/* UCX warns of a transport or device that it does not have, and goes on without. When somebody
+ * asked for it by name, going on would be the slow way, or none, that nobody asked for. */
+static kvf_status_t check_ucx(const kvf_node_t *node, kvf_detail_t *detail) {
+    const kvf_config_t *config = node->config;
+    if (strcmp(config->ucx_tls, "auto") == 0 && strcmp(config->ucx_devices, "auto") == 0) {
+        return KVF_OK;
+    }
+    for (size_t i = 0; i < node->n_held; i++) {
+        if (strstr(node->held[i].text, " not available") != NULL) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "ucx.tls \"%.64s\", ucx.devices \"%.64s\": %s",
+                            config->ucx_tls, config->ucx_devices, node->held[i].text);
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status_t make_agent(kvf_node_t *node, const kvf_agent_config_t *desc,
+                               kvf_detail_t *detail) {
+    node->making_agent = true;
+    kvf_status_t status = kvf_agent_create(desc, &node->agent, detail);
+    node->making_agent = false;
+    if (status == KVF_OK) {
+        status = check_ucx(node, detail);
+    }
+    for (size_t i = 0; status == KVF_OK && i < node->n_held; i++) {
+        take_log(node, node->held[i].level, node->held[i].text);
+    }
+    return status;
+}
+
 static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     const kvf_config_t *config = node->config;
     kvf_agent_config_t desc;
@@ -115,10 +154,11 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     desc.lost_us = config->lost_ms * 1000;
     desc.log = take_log;
     desc.log_ctx = node;
-    desc.log_level = (int)node->log.level;
+    /* check_ucx() wants to see warnings, whoever else does. */
+    desc.log_level = (int)(node->log.level < KVF_LOG_WARN ? KVF_LOG_WARN : node->log.level);
     kvf_status_t status = read_key(node, desc.cluster_key, detail);
     if (status == KVF_OK) {
-        status = kvf_agent_create(&desc, &node->agent, detail);
+        status = make_agent(node, &desc, detail);
     }
     explicit_bzero(desc.cluster_key, sizeof(desc.cluster_key));
     if (status == KVF_OK) {

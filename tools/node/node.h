@@ -54,6 +54,9 @@ typedef struct kvf_node_counts {
 
 #define KVF_NODE_ROUTES 8
 
+/** More lines that an agent says while it is made are dropped. */
+#define KVF_NODE_HELD_LINES 8
+
 typedef struct kvf_node {
     const kvf_alloc_t *alloc;
     const kvf_config_t *config;
@@ -61,6 +64,12 @@ typedef struct kvf_node {
     const char *instance;
     kvf_log_t log;
     atomic_bool ready; /**< the ready line was written */
+    bool making_agent; /**< what it says meanwhile is held back, in `held` */
+    size_t n_held;
+    struct {
+        int level;
+        char text[256];
+    } held[KVF_NODE_HELD_LINES];
     kvf_layout_t layout;
     uint32_t n_layers; /**< global layer ids end here */
     kvf_agent_t *agent;
