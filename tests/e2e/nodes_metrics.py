@@ -44,8 +44,8 @@ class ReaderTest(unittest.TestCase):
 class MetricsTest(ClusterTest):
     NAMES = ("kvferry_transfers_total", "kvferry_transfer_bytes_total", "kvferry_transfer_pieces_total",
              "kvferry_transfer_seconds_count", "kvferry_exposed_seconds_count", "kvferry_pages", "kvferry_peers",
-             "kvferry_digest_mismatch_total", "kvferry_unknown_transfer_total", "kvferry_refused_total",
-             "kvferry_mover_fallback_total")
+             "kvferry_digest_mismatch_total", "kvferry_content_mismatch_total", "kvferry_unknown_transfer_total",
+             "kvferry_refused_total", "kvferry_mover_fallback_total")
 
     def total(self, samples, name, **labels):
         """Sum of all samples of a name whose labels include these."""
@@ -75,6 +75,7 @@ class MetricsTest(ClusterTest):
             self.assertGreater(self.total(samples, "kvferry_transfer_seconds_sum"), 0)
             self.assertEqual(self.total(samples, "kvferry_peers", state="up"), 1)
             self.assertEqual(self.total(samples, "kvferry_digest_mismatch_total"), 0)
+            self.assertEqual(self.total(samples, "kvferry_content_mismatch_total"), 0)
             self.assertEqual(self.total(samples, "kvferry_mover_fallback_total"), 0)
             labels = {dict(have)["state"] for name, have in samples if name == "kvferry_pages"}
             self.assertEqual(labels, {"poisoned", "quarantined", "writing", "reading", "held", "cached", "free"})
@@ -90,6 +91,24 @@ class MetricsTest(ClusterTest):
         self.assertEqual(decode.decode("late", params).error, (410, "expired"))
         self.assertEqual(self.total(metrics.parse(prefill.metrics()), "kvferry_transfers_total", result="expired"), 1)
         self.assertEqual(self.total(metrics.parse(decode.metrics()), "kvferry_transfers_total", result="expired"), 1)
+        self.finish()
+
+    def test_content_mismatches_are_counted(self):
+        """Transfers that end well with other bytes than the request asks for: done, not verified, and counted."""
+        prefill, decode = self.pair()
+        blind = self.node("decode", verify="off")
+        for k, (node, ids, state) in enumerate(((decode, [7], False), (decode, [9], True), (decode, [8], False),
+                                                (blind, [7], False))):
+            params = prefill.prefill("c-%d" % k, 100, hash_ids=[9]).json["kv_transfer_params"]
+            reply = node.decode("c-%d" % k, params, hash_ids=ids)
+            self.assertEqual(reply.status, 200, reply)
+            shown = node.transfer("c-%d" % k).json
+            self.assertEqual((shown["state"], shown["verified"]), ("done", state))
+        for node, expected in ((decode, 2), (blind, 0), (prefill, 0)):
+            samples = metrics.parse(node.metrics())
+            self.assertEqual(self.total(samples, "kvferry_content_mismatch_total"), expected)
+            self.assertEqual(self.total(samples, "kvferry_digest_mismatch_total"), 0)
+        self.assertEqual(self.total(metrics.parse(decode.metrics()), "kvferry_transfers_total", result="ok"), 3)
         self.finish()
 
     def test_status(self):

@@ -199,6 +199,7 @@ static void write_all(kvf_metrics_t *metrics) {
     kvf_metrics_sample(metrics, KVF_METRIC_PAGES, "a\"b\\c\nd\xc3\xbc", "held", 13);
     kvf_metrics_sample(metrics, KVF_METRIC_PEERS, "up", NULL, 2);
     kvf_metrics_sample(metrics, KVF_METRIC_DIGEST_MISMATCH, NULL, NULL, 0);
+    kvf_metrics_sample(metrics, KVF_METRIC_CONTENT_MISMATCH, NULL, NULL, 4);
     kvf_metrics_sample(metrics, KVF_METRIC_UNKNOWN_TRANSFER, NULL, NULL, 5);
     kvf_metrics_sample(metrics, KVF_METRIC_REFUSED, "", NULL, 6);
     kvf_metrics_sample(metrics, KVF_METRIC_MOVER_FALLBACK, NULL, NULL, UINT64_MAX);
@@ -216,6 +217,7 @@ Test(metrics, every_name_of_the_contract) {
         {"kvferry_pages", "gauge"},
         {"kvferry_peers", "gauge"},
         {"kvferry_digest_mismatch_total", "counter"},
+        {"kvferry_content_mismatch_total", "counter"},
         {"kvferry_unknown_transfer_total", "counter"},
         {"kvferry_refused_total", "counter"},
         {"kvferry_mover_fallback_total", "counter"},
@@ -242,6 +244,7 @@ Test(metrics, every_name_of_the_contract) {
     cr_assert_eq(value_of("kvferry_pages", "pool=a\"b\\c\nd\xc3\xbc;state=held;"), 13);
     cr_assert_eq(value_of("kvferry_peers", "state=up;"), 2);
     cr_assert_eq(value_of("kvferry_digest_mismatch_total", ""), 0);
+    cr_assert_eq(value_of("kvferry_content_mismatch_total", ""), 4);
     cr_assert_eq(value_of("kvferry_unknown_transfer_total", ""), 5);
     cr_assert_eq(value_of("kvferry_refused_total", "reason=;"), 6);
     /* Counters stay exact beyond what a double holds. */

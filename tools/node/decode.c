@@ -79,6 +79,9 @@ static void decode_end(kvf_job_t *job) {
         verdict.verified = verdict.mismatched_bytes == 0 && verdict.tokens_match;
         job->work_us = kvf_node_now() - start;
         if (!verdict.verified) {
+            (void)pthread_mutex_lock(&node->lock);
+            node->counts.content_mismatches++;
+            (void)pthread_mutex_unlock(&node->lock);
             kvf_log(&node->log, KVF_LOG_WARN,
                     "request %s: %" PRIu64 " bytes are not what the request asks for%s",
                     job->body.request_id, verdict.mismatched_bytes,

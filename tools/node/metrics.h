@@ -31,6 +31,8 @@
     X(PEERS, "kvferry_peers", "gauge", "state", "", "Known peers by state.")                       \
     X(DIGEST_MISMATCH, "kvferry_digest_mismatch_total", "counter", "", "",                         \
       "Ranges that arrived with other bytes than were sent.")                                      \
+    X(CONTENT_MISMATCH, "kvferry_content_mismatch_total", "counter", "", "",                       \
+      "Transfers that ended well with pages that are not what the request asks for.")              \
     X(UNKNOWN_TRANSFER, "kvferry_unknown_transfer_total", "counter", "", "",                       \
       "Messages about transfers that are not known any more; harmless.")                           \
     X(REFUSED, "kvferry_refused_total", "counter", "reason", "",                                   \

@@ -43,8 +43,9 @@ typedef struct kvf_node_counts {
         uint64_t bytes;
     } movers[KVF_NODE_MOVERS]; /**< what moved, by what carried it */
     uint64_t pieces;
-    kvf_histogram_t transfer; /**< of transfers that went well */
-    kvf_histogram_t exposed;  /**< the same, decode only */
+    uint64_t content_mismatches; /**< decodes that went well and could not be verified */
+    kvf_histogram_t transfer;    /**< of transfers that went well */
+    kvf_histogram_t exposed;     /**< the same, decode only */
     /* Where the time of all requests went, in microseconds. */
     uint64_t wait_us;     /**< waiting for pages */
     uint64_t fill_us;     /**< writing pages; the pauses of a throttled engine do not count */

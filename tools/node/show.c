@@ -223,6 +223,7 @@ void kvf_node_get_metrics(void *ctx, kvf_http_request_t *http) {
     write_pages(&page, node);
     write_peers(&page, node);
     kvf_metrics_sample(&page, KVF_METRIC_DIGEST_MISMATCH, NULL, NULL, agent.digest_mismatches);
+    kvf_metrics_sample(&page, KVF_METRIC_CONTENT_MISMATCH, NULL, NULL, counts.content_mismatches);
     kvf_metrics_sample(&page, KVF_METRIC_UNKNOWN_TRANSFER, NULL, NULL, agent.unknown_transfers);
     write_refusals(&page, &counts, &agent);
     kvf_metrics_sample(&page, KVF_METRIC_MOVER_FALLBACK, NULL, NULL, agent.mover_fallbacks);
