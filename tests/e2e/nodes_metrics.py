@@ -111,6 +111,25 @@ class MetricsTest(ClusterTest):
         self.assertEqual(self.total(metrics.parse(decode.metrics()), "kvferry_transfers_total", result="ok"), 3)
         self.finish()
 
+    def test_only_peers_that_died_are_lost(self):
+        orderly, decode = self.pair()
+        dying = self.node("prefill")
+
+        def peers():
+            samples = metrics.parse(decode.metrics())
+            return {state: self.total(samples, "kvferry_peers", state=state) for state in ("up", "lost")}
+
+        self.run_one(orderly, decode, "orderly")
+        self.run_one(dying, decode, "dying")
+        self.assertEqual(peers(), {"up": 2, "lost": 0})
+        self.assertEqual(orderly.stop(), 0, orderly.text())
+        self.nodes.remove(orderly)
+        wait_for(lambda: peers() == {"up": 1, "lost": 0}, peers)
+        self.assertEqual([peer["instance"] for peer in decode.status()["peers"]], [dying.ready["instance"]])
+        dying.kill()
+        wait_for(lambda: peers() == {"up": 0, "lost": 1}, peers)
+        self.finish()
+
     def test_status(self):
         prefill, decode = self.pair()
         self.run_one(prefill, decode, "s")
