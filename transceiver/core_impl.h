@@ -209,7 +209,8 @@ struct kvf_core {
     kvf_window_t *free_windows;
     uint32_t n_posted;
     uint32_t n_verifying;
-    uint32_t n_landing; /**< receives that expect chunks */
+    uint32_t n_farewells; /**< receives that wait to be taken back */
+    uint32_t n_landing;   /**< receives that expect chunks */
     struct kvf_send_op *moving_first,
         *moving_last; /**< sends that have something to post, in turn */
 

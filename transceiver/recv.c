@@ -12,7 +12,7 @@
 
 bool kvf_recv_quiet(const kvf_op_t *op) {
     const kvf_recv_op_t *recv = (const kvf_recv_op_t *)op;
-    return !recv->verifying && !recv->granted && !recv->doubted;
+    return !recv->verifying && !recv->granted && !recv->doubted && !recv->farewell;
 }
 
 void kvf_recv_destroy(kvf_op_t *op) {
@@ -87,6 +87,11 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
     if (tell && recv->requested && recv->op.peer != NULL) {
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
         kvf_peer_tell_abort(recv->op.peer, &id, status, message);
+    } else if (tell && !recv->requested && core->n_farewells < core->agent.max_transfers) {
+        /* Its peer is being reached: it is told when it is up. (If not, the lease is what is left.)
+         */
+        recv->farewell = true;
+        core->n_farewells++;
     }
     kvf_recv_settle(recv);
 }
@@ -324,7 +329,8 @@ typedef struct grant_part {
     uint32_t slots[GRANTS_PER_PART];
 } grant_part_t;
 
-static void tell_part(kvf_recv_op_t *recv, grant_part_t *part, bool more) {
+static void tell_request(kvf_recv_op_t *recv, Kvf__Wire__Grant **grants, size_t n_grants,
+                         bool more) {
     kvf_core_t *core = recv->op.core;
     Kvf__Wire__RecvRequest request;
     kvf__wire__recv_request__init(&request);
@@ -338,23 +344,40 @@ static void tell_part(kvf_recv_op_t *recv, grant_part_t *part, bool more) {
     request.total_input_len_cp = recv->lengths.total_input_len_cp;
     request.draft_len = recv->lengths.draft_len;
     request.cached_tokens = recv->cached_tokens;
-    request.timeout_us =
-        recv->deadline_us == KVF_NEVER ? KVF_NEVER : recv->deadline_us - core->now_us;
+    request.timeout_us = recv->deadline_us == KVF_NEVER     ? KVF_NEVER
+                         : recv->deadline_us > core->now_us ? recv->deadline_us - core->now_us
+                                                            : 0;
     request.grant_key = recv->grant_key;
     request.skip_holes = recv->holes == KVF_HOLES_SKIP;
     request.mover = (char *)(uintptr_t)core->config.mover_name;
-    request.n_grants = part->n_grants;
-    request.grants = part->list;
+    request.n_grants = n_grants;
+    request.grants = grants;
     request.more = more;
     kvf_peer_tell(recv->op.peer, KVF_FRAME_RECV_REQUEST, &request.base);
-    part->n_grants = part->n = 0;
+}
+
+/* It ended before its request was sent. Its ticket is claimed and given up at once, so that the
+ * context side need not hold the pages until the lease ends. */
+static void say_farewell(kvf_recv_op_t *recv) {
+    kvf_transfer_id_t id = kvf_recv_transfer(recv);
+    tell_request(recv, NULL, 0, true);
+    kvf_peer_tell_abort(recv->op.peer, &id, recv->op.status, recv->op.detail.text);
+}
+
+static void drop_farewell(kvf_recv_op_t *recv) {
+    if (recv->farewell) {
+        recv->farewell = false;
+        recv->op.core->n_farewells--;
+        kvf_op_reap(&recv->op);
+    }
 }
 
 static void add_grant(kvf_recv_op_t *recv, grant_part_t *part, uint32_t group_idx,
                       const recv_entry_t *entry) {
     Kvf__Wire__Grant *grant = part->n_grants == 0 ? NULL : &part->grants[part->n_grants - 1];
     if (part->n == GRANTS_PER_PART) {
-        tell_part(recv, part, true);
+        tell_request(recv, part->list, part->n_grants, true);
+        part->n_grants = part->n = 0;
         grant = NULL;
     }
     if (grant == NULL || grant->group_idx != group_idx) {
@@ -376,6 +399,11 @@ static void add_grant(kvf_recv_op_t *recv, grant_part_t *part, uint32_t group_id
 void kvf_recv_on_peer_up(kvf_op_t *op) {
     kvf_recv_op_t *recv = kvf_recv_of(op);
     kvf_core_t *core = op->core;
+    if (recv->farewell) {
+        say_farewell(recv);
+        drop_farewell(recv);
+        return;
+    }
     if (op->ended || recv->requested) {
         return;
     }
@@ -392,7 +420,7 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
             add_grant(recv, part, g, &recv->groups[g].entries[i]);
         }
     }
-    tell_part(recv, part, false);
+    tell_request(recv, part->list, part->n_grants, false);
     kvf_free(core->alloc, part);
 }
 
@@ -431,6 +459,7 @@ void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
 
 void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why) {
     kvf_recv_end(kvf_recv_of(op), status, why, false);
+    drop_farewell(kvf_recv_of(op));
 }
 
 kvf_status_t kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {

@@ -51,6 +51,7 @@ typedef struct kvf_recv_op {
     recv_group_t groups[KVF_MAX_GROUPS];
     bool granted;   /* write_begin was called for every entry */
     bool requested; /* the peer knows of the grants */
+    bool farewell;  /* ended before it was requested; the peer is still to be told */
     bool drained;   /* the peer says that its last access has completed */
     bool doubted;   /* ended without proof: the pages are in quarantine */
 

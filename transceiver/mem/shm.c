@@ -31,13 +31,12 @@ static bool is_shared(const void *base, int *sysv_id_p) {
         return false;
     }
     while (getline(&line, &cap, maps) > 0) {
-        char *at = line;
-        if (strtoull(line, &at, 16) == (uintptr_t)base) {
-            char kind = '-', path[8] = "";
-            int inode = -1; /* of a System V segment: its id */
-            shared =
-                sscanf(at, "-%*s %*3c%c %*s %*s %d %5s", &kind, &inode, path) > 0 && kind == 's';
-            *sysv_id_p = strcmp(path, "/SYSV") == 0 ? inode : -1;
+        char range[64] = "", rights[8] = "", inode[24] = "", path[8] = "";
+        (void)sscanf(line, "%63s %7s %*s %*s %23s %5s", range, rights, inode, path);
+        if (strtoull(range, NULL, 16) == (uintptr_t)base) {
+            shared = rights[3] == 's';
+            /* The inode of a System V segment is its id. */
+            *sysv_id_p = strcmp(path, "/SYSV") == 0 ? (int)strtol(inode, NULL, 10) : -1;
             break;
         }
     }
