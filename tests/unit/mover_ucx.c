@@ -73,7 +73,7 @@ ParameterizedTest(size_t *idx, mover_ucx, windows, .timeout = 60) {
         for (uint32_t i = 0; i < counts[w]; i++) {
             const uint64_t units = 1 + next_random(&random) % (w < 2 ? 16000 : 600);
             const uint64_t from = 64 * (next_random(&random) % (SLOT_BYTES / 64 - units));
-            at += 64 * (next_random(&random) % 3);
+            at += UINT64_C(64) * (next_random(&random) % 3);
             if (at % SLOT_BYTES + units * 64 > SLOT_BYTES) {
                 at += SLOT_BYTES - at % SLOT_BYTES;
             }
@@ -132,7 +132,7 @@ Test(mover_ucx, a_full_queue_says_again, .timeout = 60) {
     cr_assert_not(a.mover->ops->arm(a.mover));
     run_until_landed(&a, &b, 1, 0);
     for (uint32_t i = 0; i < N; i++) {
-        pieces[i] = piece_at(source, 0, 4096, 1, i * 4096);
+        pieces[i] = piece_at(source, 0, 4096, 1, UINT64_C(4096) * i);
         windows[i] = window_of(&pieces[i], 1);
         kvf_status_t status = a.mover->ops->post(a.mover, &windows[i]);
         posted += status == KVF_OK;
@@ -141,11 +141,11 @@ Test(mover_ucx, a_full_queue_says_again, .timeout = 60) {
     cr_assert_eq(posted + refused, N);
     cr_assert_gt(posted, 0);
     cr_assert_gt(refused, 0, "the queue has no end");
-    run_until_landed(&a, &b, 1 + posted, posted * 4096);
+    run_until_landed(&a, &b, 1 + posted, UINT64_C(4096) * posted);
     for (uint32_t i = posted; i < posted + 4; i++) { /* room again */
         cr_assert_eq(a.mover->ops->post(a.mover, &windows[i]), KVF_OK);
     }
-    run_until_landed(&a, &b, 5 + posted, (posted + 4) * 4096);
+    run_until_landed(&a, &b, 5 + posted, UINT64_C(4096) * (posted + 4));
     side_close(&a);
     side_close(&b);
     free(source);
