@@ -90,7 +90,7 @@ typedef struct kvf_agent_config {
     size_t n_peers;
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
     const char *mover;          /**< auto | ucx (mapped, cuda, nccl: unsupported in this version) */
-    const char *ucx_tls;        /**< UCX transports; auto = posix,tcp,self */
+    const char *ucx_tls;        /**< UCX transports; auto = posix,sysv,tcp,self */
     const char *ucx_devices;    /**< UCX devices; auto = what control_listen uses */
     uint32_t max_transfers;     /**< live sends + receives; more are refused with KVF_ERR_AGAIN */
     uint64_t frame_bytes;       /**< longest control frame that is accepted */

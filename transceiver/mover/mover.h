@@ -76,7 +76,11 @@ typedef struct kvf_mover_ops {
     /** Write the address that goes into the hello. @return KVF_OK, or KVF_ERR_RANGE (cap too
      * small). */
     kvf_status_t (*address)(kvf_mover_t *mover, void *buf, size_t cap, size_t *bytes_p);
-    /** Make a path to a peer. @param peer  The caller's number, not 0, not connected now. */
+    /** Make a path to a peer.
+     * @param peer  The caller's number, not 0, not connected now.
+     * @return KVF_OK (a path that turns out not to work is told by broken); KVF_ERR_INCOMPATIBLE
+     * (versions or transports do not fit); KVF_ERR_INVALID (not an address); KVF_ERR_NO_MEMORY;
+     * KVF_ERR_IO. */
     kvf_status_t (*connect)(kvf_mover_t *mover, uint64_t peer, const void *address, size_t bytes,
                             kvf_detail_t *detail);
     /** Give the path up. Windows that are outstanding come back by moved, now or later. Unknown
@@ -85,8 +89,9 @@ typedef struct kvf_mover_ops {
     /**
      * Start a window.
      *
-     * @return KVF_OK: moved follows, once. KVF_ERR_AGAIN: nothing started, post again after a
-     * progress. Else the path is broken, nothing started.
+     * @return KVF_OK: moved follows, once; its OK says handed over, not landed, for checked movers.
+     * KVF_ERR_AGAIN: nothing started, post again after a progress. KVF_ERR_PEER_LOST: the path is
+     * broken or there is none, nothing started.
      * @cost no allocation, no system call of ours per piece
      */
     kvf_status_t (*post)(kvf_mover_t *mover, kvf_window_t *window);
