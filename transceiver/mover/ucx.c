@@ -370,8 +370,12 @@ static kvf_status_t ucx_connect(kvf_mover_t *base, uint64_t number, const void *
     if (status != UCS_OK) {
         HASH_DELETE(hh, m->by_number, peer);
         kvf_free(m->alloc, peer);
-        return kvf_fail(detail, kvf_ucx_status(status),
-                        "ucx cannot reach the peer over tls \"%s\": %s%s%s", m->ucx->tls,
+        bool apart =
+            status == UCS_ERR_UNREACHABLE; /* nothing was dialled: no transport in common */
+        return kvf_fail(detail, apart ? KVF_ERR_INCOMPATIBLE : kvf_ucx_status(status),
+                        "ucx cannot reach the peer over tls \"%s\": %s%s%s%s", m->ucx->tls,
+                        apart ? "give both nodes a transport in common (ucx.tls, ucx.devices); "
+                              : "",
                         ucs_status_string(status), scope.said[0] ? "; " : "", scope.said);
     }
     m->n_peers++;
