@@ -5,10 +5,17 @@
 /**
  * @file
  * Which blocks of a prompt the next query can still see. Source: docs/placement.md "Windows".
+ * Installed beside the public header.
  */
+
+#include "kvmgr/base/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /** A half-open range of ordinals; empty when first >= end. */
 typedef struct kvf_span {
@@ -26,11 +33,15 @@ typedef struct kvf_span {
  * @param sinks             s in tokens, >= 0.
  * @thread any
  */
-kvf_span_t kvf_stale_span(int64_t prompt_tokens, int64_t tokens_per_block, int64_t window,
-                          int64_t sinks);
+KVF_API kvf_span_t kvf_stale_span(int64_t prompt_tokens, int64_t tokens_per_block, int64_t window,
+                                  int64_t sinks);
 
 static inline bool kvf_span_has(kvf_span_t span, int64_t ordinal) {
     return ordinal >= span.first && ordinal < span.end;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

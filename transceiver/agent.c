@@ -43,10 +43,12 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
                         "instance must have 1 to %d printable bytes without blanks",
                         KVF_MAX_ID_BYTES);
     }
-    if (config->control_listen == NULL || config->mover == NULL || config->ucx_tls == NULL ||
-        config->ucx_devices == NULL) {
+    if (config->control_listen == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "control_listen is missing; give host:port");
+    }
+    if (config->mover == NULL || config->ucx_tls == NULL || config->ucx_devices == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "control_listen, mover, ucx_tls and ucx_devices must be set; start from "
+                        "mover, ucx_tls and ucx_devices must be set; start from "
                         "kvf_agent_config_init()");
     }
     if (any == 0) {
@@ -288,10 +290,14 @@ kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kv
     if (agent->loop != NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "pools are made before the agent is started");
     }
-    if (desc->group_idx >= agent->layout.n_groups || agent->pools[desc->group_idx].agent != NULL) {
+    if (desc->group_idx >= agent->layout.n_groups) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "group_idx %" PRIu32 ": no such layer group, or it has a pool",
-                        desc->group_idx);
+                        "group_idx %" PRIu32 ": the layout has %" PRIu32 " layer groups",
+                        desc->group_idx, agent->layout.n_groups);
+    }
+    if (agent->pools[desc->group_idx].agent != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "group %s has a pool already",
+                        agent->layout.groups[desc->group_idx].name);
     }
     const kvf_layer_group_t *group = &agent->layout.groups[desc->group_idx];
     if (desc->n_pages < 1 || desc->n_pages > INT32_MAX) {

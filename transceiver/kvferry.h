@@ -36,6 +36,7 @@
 #include "kvmgr/base/status.h"
 #include "kvmgr/capacity.h"
 #include "kvmgr/layout.h"
+#include "kvmgr/window.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -292,9 +293,9 @@ typedef struct kvf_send_desc {
 } kvf_send_desc_t;
 
 /**
- * Offer a request's KV cache. All live pages of the prompt must be bound and held by you; they are
- * kept until the released event. Their bytes may still be unwritten: kvf_send_ready() says when
- * they are there.
+ * Offer a request's KV cache. Live are the prompt's blocks outside kvf_stale_span() of their group.
+ * All live pages of the prompt must be bound and held by you; they are kept until the released
+ * event. Their bytes may still be unwritten: kvf_send_ready() says when they are there.
  *
  * @param desc         Copied.
  * @param[out] send_p  The handle.

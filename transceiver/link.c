@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* For strangers; a node that we dialled is given as long as a peer may be silent. */
 #define HANDSHAKE_US UINT64_C(5000000)
 
 static void link_kill(kvf_link_t *link) {
@@ -79,9 +80,12 @@ static void link_refuse(kvf_link_t *link, kvf_status_t status, const char *why) 
 
 static void on_handshake_timer(kvf_timer_t *timer, void *owner) {
     kvf_link_t *link = owner;
+    char text[KVF_DETAIL_BYTES];
     (void)timer;
-    link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST,
-                "no answer to the handshake within 5 s; is that a kvferry node?");
+    (void)snprintf(text, sizeof(text),
+                   "%s did not answer the handshake; is a kvferry node alive there?",
+                   link->address);
+    link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, text);
 }
 
 kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound, const char *address,
@@ -104,7 +108,8 @@ kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound, cons
     if (!kvf_hashed(link)) {
         goto err_timer;
     }
-    kvf_timer_set(&core->timers, &link->timer, kvf_time_after(core->now_us, HANDSHAKE_US));
+    kvf_timer_set(&core->timers, &link->timer,
+                  kvf_time_after(core->now_us, inbound ? HANDSHAKE_US : core->agent.lost_us));
     *link_p = link;
     return KVF_OK;
 

@@ -238,12 +238,14 @@ static kvf_status_t read_ticket(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
             kvf_ticket_decode(recv->ticket, recv->ticket_bytes, core->agent.cluster_key, ticket);
     }
     if (status != KVF_OK) {
-        return kvf_fail(detail, status,
-                        "the ticket was not made under this cluster key, or was damaged");
+        return kvf_fail(
+            detail, status,
+            "the ticket was not made under this cluster key, or was damaged; compare the "
+            "key files of both nodes");
     }
     if (strcmp(ticket->request_id, recv->op.request_id) != 0) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "the ticket belongs to request %s",
-                        ticket->request_id);
+        return kvf_fail(detail, KVF_ERR_INVALID, "the ticket belongs to request %s, not %s",
+                        ticket->request_id, recv->op.request_id);
     }
     if (ticket->prompt_tokens != kvf_prompt_tokens(&desc->lengths)) {
         return kvf_fail(detail, KVF_ERR_INVALID,

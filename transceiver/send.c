@@ -213,6 +213,11 @@ kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_
                         "): this version sends whole prompts",
                         range->token_end, kvf_prompt_tokens(&send->lengths));
     }
+    if (range->layer_end > core->layers[core->n_layers - 1].layer + 1) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "layer_end %" PRIu32 ": the model's last layer is %" PRIu32,
+                        range->layer_end, core->layers[core->n_layers - 1].layer);
+    }
     for (int marking = 0; marking < 2; marking++) { /* check all, then mark all */
         for (uint32_t g = 0; g < core->layout.n_groups; g++) {
             uint32_t first, end;

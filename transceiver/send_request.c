@@ -108,8 +108,8 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
                      ? kvf_fail(&detail, KVF_ERR_CANCELLED, "the context node shuts down")
                      : claim(peer, request, &transfer, &send, &detail);
         if (status != KVF_OK) {
-            kvf_log(core->log, KVF_LOG_INFO, "refused a request of %s: %s", peer->instance,
-                    detail.text);
+            kvf_log(core->log, KVF_LOG_INFO, "refused request %s of %s: %s", request->request_id,
+                    peer->instance, detail.text);
             kvf_peer_tell_abort(peer, &transfer, status, detail.text);
             kvf_send_tell_drained(peer, &transfer);
             return;

@@ -84,7 +84,7 @@ ParameterizedTest(size_t *i, core, every_byte_at_its_place) {
 }
 
 Test(core, layers_as_they_become_ready) {
-    const kvf_range_t parts[] = {{2, 3, 100}, {0, 2, 100}, {3, 9, 100}};
+    const kvf_range_t parts[] = {{2, 3, 100}, {0, 2, 100}, {3, 5, 100}};
     kvf_layout_t layout = cluster_layout();
     pair_t p = {.prompt = 100};
     p.cluster = cluster_create(&(cluster_options_t){0});
@@ -111,6 +111,8 @@ Test(core, layers_as_they_become_ready) {
     cr_assert_eq(kvf_core_send_ready(p.ctx->core, p.send, &parts[1], NULL), KVF_OK);
     cluster_run(p.cluster);
     cr_expect_eq(p.got.layers, 3);
+    cr_expect_eq(kvf_core_send_ready(p.ctx->core, p.send, &(kvf_range_t){3, 6, 100}, NULL),
+                 KVF_ERR_INVALID);
     cr_assert_eq(kvf_core_send_ready(p.ctx->core, p.send, &parts[2], NULL), KVF_OK);
     cluster_run(p.cluster);
     cr_expect_eq(p.got.results, 0);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two agents in one process; one moves the KV cache of a request into the other's pages. Everything
- * an engine needs is in transceiver/kvferry.h (installed as <kvferry/kvferry.h>).
+ * an engine needs is in one header. Against an installed kvferry:
  *
- *     cc two_agents.c $(pkg-config --cflags --libs kvferry) -lpthread && ./a.out
+ *     cc two_agents.c -pthread $(pkg-config --cflags --libs kvferry) -o two_agents
+ *     LD_LIBRARY_PATH=$(pkg-config --variable=libdir kvferry) ./two_agents
  */
-#ifdef KVFERRY_INSTALLED
-#include <kvferry/kvferry.h>
-#else
+#if __has_include("transceiver/kvferry.h") /* in the source tree */
 #include "transceiver/kvferry.h"
+#else
+#include <kvferry/kvferry.h>
 #endif
 
 #include <inttypes.h>
@@ -20,8 +21,7 @@
 #define PROMPT 1000 /* tokens */
 #define BLOCKS 32   /* of 32 tokens: ceil(1000 / 32) */
 
-/* Four layers, one table: 2 KV heads of 64 bf16 elements. A model with sliding windows has a second
- * group. */
+/* Four layers, one table: 2 KV heads of 64 bf16 elements. Sliding windows make a second group. */
 static const kvf_layout_t layout = {
     .n_groups = 1,
     .groups = {{.name = "full",
