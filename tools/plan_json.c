@@ -141,7 +141,9 @@ json_t *kvf_plan_refusal(kvf_status_t status, const kvf_detail_t *detail) {
     if (message == NULL) {
         kvf_detail_t ascii = *detail;
         for (char *at = ascii.text; *at != '\0'; at++) {
-            *at = (*at & 0x80) != 0 ? '?' : *at;
+            if ((*at & 0x80) != 0) {
+                *at = '?';
+            }
         }
         message = json_string(ascii.text);
     }

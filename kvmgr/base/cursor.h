@@ -43,8 +43,10 @@ static inline const uint8_t *kvf_read_bytes(kvf_reader_t *r, size_t bytes) {
         return NULL;
     }
     const uint8_t *at = r->at;
-    r->at += bytes;
-    r->left -= bytes;
+    if (bytes > 0) { /* an empty cursor has no memory to point into */
+        r->at += bytes;
+        r->left -= bytes;
+    }
     return at;
 }
 
@@ -85,9 +87,9 @@ static inline void kvf_write_bytes(kvf_writer_t *w, const void *data, size_t byt
     }
     if (bytes > 0) {
         memcpy(w->at, data, bytes);
+        w->at += bytes;
+        w->left -= bytes;
     }
-    w->at += bytes;
-    w->left -= bytes;
 }
 
 static inline void kvf_write_le(kvf_writer_t *w, uint64_t value, size_t bytes) {

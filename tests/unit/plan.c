@@ -63,7 +63,7 @@ Test(plan, pieces_lie_where_layers_lie) {
         cr_expect_eq(piece.ordinal, ordinal);
         cr_expect_eq(slot, source[g][ordinal]);
         cr_expect_eq(piece.slot, (g == 0 ? 90 : 30) + ordinal);
-        cr_expect_eq(piece.generation, 1000 + ordinal);
+        cr_expect_eq(piece.generation, 1000U + (unsigned)ordinal);
         cr_expect_eq(piece.offset, g == 0 ? 0 : swa);
         cr_expect_eq(piece.bytes, g == 0 ? full : swa);
     }
