@@ -391,7 +391,9 @@ static json_t *answer_text(const char *text, size_t bytes) {
     json_t *answer = NULL, *missing = json_object();
     json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     kvf_status_t status;
-    if (line == NULL) {
+    if (strspn(text, " \t\r\n") == bytes) {
+        status = kvf_fail(&detail, KVF_ERR_INVALID, "empty line; a request is a JSON object");
+    } else if (line == NULL) {
         status = kvf_fail(&detail, KVF_ERR_INVALID, "not a line of JSON: %s (column %d)",
                           error.text, error.column);
     } else if (!json_is_object(line)) {

@@ -152,11 +152,13 @@ def broken_lines():
         return {"context": {"legacy": dict(more, ids=ids)}, "window": 8}
 
     wrong = [
-        b"", b" ", b"nope", b"{", b"[1, 2]", b"7", b"null", b'"text"', b"{} {}", b"\xff\xfe{}",
+        b"nope", b"{", b"[1, 2]", b"7", b"null", b'"text"', b"{} {}", b"\xff\xfe{}",
         b'{"id": "\xc3"}', b'{"id": "\\u0000"}', b'{"id": 1e999}', b"[" * 100000, b'{"a":' * 100000,
         line().replace(b"16", b"99999999999999999999"), line().replace(b"16", b"1" * 5000),
         line().replace(b'"id": 7', b'"prompt_len": 16'), line()[:-1], line() + b"\x00",
         b"{}", b'{"id": 7}']
+    for line_text in (b"", b" ", b"\t \r"):
+        yield line_text, "invalid", "empty line"
     for line_text in wrong:
         yield line_text, "invalid", ""
     for key in ("tokens_per_block", "prompt_len", "draft_len", "num_extra_kv_tokens",
