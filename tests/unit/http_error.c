@@ -58,6 +58,27 @@ Test(http_error, every_status_has_its_line) {
     cr_assert_not(kvf_http_recompute((kvf_status_t)-99));
 }
 
+static void check_advice(kvf_status_t status, const char *message, const char *expected) {
+    char text[KVF_DETAIL_BYTES];
+    cr_assert_str_eq(kvf_http_advise(status, message, text), expected);
+}
+
+Test(http_error, messages_name_the_keys_that_they_are_about) {
+    char text[KVF_DETAIL_BYTES], x[2 * KVF_DETAIL_BYTES];
+    static const char tail[] = "x (compare model.* of both nodes)";
+    check_advice(KVF_ERR_INCOMPATIBLE, "n_layers: 3, not 4",
+                 "n_layers: 3, not 4 (compare model.* of both nodes)");
+    check_advice(KVF_ERR_FORGED, "wrong MAC", "wrong MAC; compare control.key_file of both nodes");
+    check_advice(KVF_ERR_FORGED, "damaged; compare the key files of both nodes",
+                 "damaged; compare the key files of both nodes (control.key_file)");
+    check_advice(KVF_ERR_PEER_LOST, "it died", "it died");
+    memset(x, 'x', sizeof(x));
+    x[sizeof(x) - 1] = '\0';
+    cr_assert_eq(kvf_http_advise(KVF_ERR_INCOMPATIBLE, x, text), text);
+    cr_assert_eq(strlen(text), KVF_DETAIL_BYTES - 1);
+    cr_assert_str_eq(text + strlen(text) - strlen(tail), tail, "the advice is whole");
+}
+
 static void check_body(const char *message, bool recompute, const char *expected) {
     char *body = kvf_http_error_body("peer_lost", message, recompute);
     cr_assert_not_null(body);

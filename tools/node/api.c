@@ -81,6 +81,14 @@ static void post_decode(void *ctx, kvf_http_request_t *http) {
     kvf_job_start(node, &kvf_decode_ops, &body, http);
 }
 
+/* What the other kind of node has, for who mixed the two up. */
+static void post_elsewhere(void *ctx, kvf_http_request_t *http) {
+    const kvf_node_t *node = ctx;
+    kvf_http_answer_absent(http, node->role == KVF_ROLE_PREFILL
+                                     ? "this is a prefill node; ask a decode node for /v1/decode"
+                                     : "this is a decode node; ask a prefill node for /v1/prefill");
+}
+
 void kvf_node_fill_routes(kvf_node_t *node) {
     bool prefill = node->role == KVF_ROLE_PREFILL;
     const kvf_http_route_t routes[KVF_NODE_ROUTES] = {
@@ -93,6 +101,7 @@ void kvf_node_fill_routes(kvf_node_t *node) {
         {"POST", "/v1/drain", post_drain, node},
         {"POST", prefill ? "/v1/prefill" : "/v1/decode", prefill ? post_prefill : post_decode,
          node},
+        {"POST", prefill ? "/v1/decode" : "/v1/prefill", post_elsewhere, node},
     };
     memcpy(node->routes, routes, sizeof(routes));
 }

@@ -65,6 +65,22 @@ static bool tokens_match(const kvf_job_t *job) {
     return true;
 }
 
+static void warn_mismatch(const kvf_job_t *job, const kvf_verdict_t *verdict) {
+    const kvf_log_t *log = &job->node->log;
+    const char *id = job->body.request_id;
+    if (verdict->mismatched_bytes > 0) {
+        kvf_log(log, KVF_LOG_WARN, "request %s: %" PRIu64 " bytes are not what it asks for", id,
+                verdict->mismatched_bytes);
+    }
+    if (!verdict->tokens_match) {
+        kvf_log(log, KVF_LOG_WARN,
+                "request %s: %zu first and %zu draft tokens came, which are not the 1 and %" PRId64
+                " that it asks for",
+                id, job->outcome.n_first_tokens, job->outcome.n_draft_tokens,
+                job->body.lengths.draft_len);
+    }
+}
+
 static void decode_end(kvf_job_t *job) {
     kvf_node_t *node = job->node;
     kvf_verdict_t verdict = {.mismatched_bytes = 0};
@@ -82,10 +98,7 @@ static void decode_end(kvf_job_t *job) {
             (void)pthread_mutex_lock(&node->lock);
             node->counts.content_mismatches++;
             (void)pthread_mutex_unlock(&node->lock);
-            kvf_log(&node->log, KVF_LOG_WARN,
-                    "request %s: %" PRIu64 " bytes are not what the request asks for%s",
-                    job->body.request_id, verdict.mismatched_bytes,
-                    verdict.tokens_match ? "" : ", nor are its first tokens");
+            warn_mismatch(job, &verdict);
         }
     }
     kvf_job_end(job, KVF_OK, "", kvf_record_decode(job, &verdict));

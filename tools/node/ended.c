@@ -6,6 +6,7 @@
 typedef struct record {
     char *id; /* NULL: not in use; the text lies behind it */
     const char *text;
+    bool refused;
     UT_hash_handle hh;
 } record_t;
 
@@ -48,11 +49,14 @@ void kvf_ended_destroy(kvf_ended_t *ended) {
     kvf_free(ended->alloc, ended);
 }
 
-void kvf_ended_put(kvf_ended_t *ended, const char *request_id, const char *text) {
+void kvf_ended_put(kvf_ended_t *ended, const char *request_id, const char *text, bool refused) {
     const kvf_alloc_t *hash_alloc = ended->alloc;
     size_t id_bytes = strlen(request_id) + 1, text_bytes = strlen(text) + 1;
     record_t *record, *same;
     HASH_FIND_STR(ended->by_id, request_id, same);
+    if (same != NULL && refused && !same->refused) {
+        return;
+    }
     if (same != NULL) {
         drop(ended, same);
     }
@@ -65,6 +69,7 @@ void kvf_ended_put(kvf_ended_t *ended, const char *request_id, const char *text)
     memcpy(record->id, request_id, id_bytes);
     memcpy(record->id + id_bytes, text, text_bytes);
     record->text = record->id + id_bytes;
+    record->refused = refused;
     HASH_ADD_KEYPTR(hh, ended->by_id, record->id, id_bytes - 1, record);
     if (!kvf_hashed(record)) {
         kvf_free(ended->alloc, record->id);

@@ -2,6 +2,7 @@
 #include "tools/node/http_error.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,22 @@ unsigned kvf_http_status_of(kvf_status_t status) {
 
 bool kvf_http_recompute(kvf_status_t status) {
     return rows[row_of(status)].recompute;
+}
+
+const char *kvf_http_advise(kvf_status_t status, const char *message, char text[KVF_DETAIL_BYTES]) {
+    const char *advice;
+    if (status == KVF_ERR_INCOMPATIBLE) {
+        advice = " (compare model.* of both nodes)";
+    } else if (status == KVF_ERR_FORGED) {
+        bool told = strstr(message, "compare the key files of both nodes") != NULL;
+        advice = told ? " (control.key_file)" : "; compare control.key_file of both nodes";
+    } else {
+        return message;
+    }
+    /* A long message gives way: the advice is whole. */
+    (void)snprintf(text, KVF_DETAIL_BYTES, "%.*s%s", (int)(KVF_DETAIL_BYTES - 1 - strlen(advice)),
+                   message, advice);
+    return text;
 }
 
 /* A JSON string of any bytes. */

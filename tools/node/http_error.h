@@ -29,6 +29,15 @@ unsigned kvf_http_status_of(kvf_status_t status);
 bool kvf_http_recompute(kvf_status_t status);
 
 /**
+ * Add to a message of the library which keys of the configuration it is about.
+ *
+ * @param[out] text  The message with advice.
+ * @return text, or message where there is nothing to add.
+ * @thread any
+ */
+const char *kvf_http_advise(kvf_status_t status, const char *message, char text[KVF_DETAIL_BYTES]);
+
+/**
  * Make the body of an error.
  *
  * @param error    Its name; ASCII.

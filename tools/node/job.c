@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/node/http_error.h"
 #include "tools/node/node.h"
 
 #include <inttypes.h>
@@ -313,6 +314,16 @@ static void count(const kvf_job_t *job, kvf_status_t status) {
     }
 }
 
+/* Whether it never ran: nothing was opened, or the ticket was not taken. */
+static bool turned_away(const kvf_job_t *job, kvf_status_t status) {
+    if (job->phase != KVF_JOB_OPEN) {
+        return true;
+    }
+    return job->node->role == KVF_ROLE_DECODE &&
+           (kvf_status_scope(status) == KVF_SCOPE_CALL || status == KVF_ERR_FORGED ||
+            status == KVF_ERR_USED || status == KVF_ERR_EXPIRED);
+}
+
 /* Forget the id, keep the record, count. @return Who waits for the end of a cancel, or NULL. */
 static kvf_http_request_t *retire(kvf_job_t *job, kvf_status_t status, const char *text) {
     kvf_node_t *node = job->node;
@@ -320,7 +331,7 @@ static kvf_http_request_t *retire(kvf_job_t *job, kvf_status_t status, const cha
     (void)pthread_mutex_lock(&node->lock);
     HASH_DEL(node->by_id, job);
     if (text != NULL) {
-        kvf_ended_put(node->ended, job->body.request_id, text);
+        kvf_ended_put(node->ended, job->body.request_id, text, turned_away(job, status));
     }
     count(job, status);
     kvf_http_request_t *cancel_http = job->cancel_http;
@@ -331,6 +342,8 @@ static kvf_http_request_t *retire(kvf_job_t *job, kvf_status_t status, const cha
 
 void kvf_job_end(kvf_job_t *job, kvf_status_t status, const char *message, json_t *record) {
     kvf_node_t *node = job->node;
+    char advised[KVF_DETAIL_BYTES];
+    message = kvf_http_advise(status, message, advised);
     json_t *whole = state_of(job->body.request_id, node->role,
                              status == KVF_OK ? "done" : kvf_status_name(status));
     if (status != KVF_OK) {

@@ -53,7 +53,7 @@ typedef struct kvf_node_counts {
     uint64_t verify_us;   /**< reading pages */
 } kvf_node_counts_t;
 
-#define KVF_NODE_ROUTES 8
+#define KVF_NODE_ROUTES 9
 
 /** More lines that an agent says while it is made are dropped. */
 #define KVF_NODE_HELD_LINES 8
