@@ -242,17 +242,23 @@ static const char *value_text(const kvf_config_t *config, const kvf_key_t *key, 
 }
 
 /* The example is the key's default: the ports of the two interfaces are easily mixed up. */
-static kvf_status_t check_address(const kvf_config_t *config, const char *path,
+static kvf_status_t check_address(const kvf_config_t *config, const char *path, bool loopback,
                                   kvf_detail_t *detail) {
     const kvf_key_t *key = kvf_config_find(path);
     const char *text = *(const char *const *)const_field(config, key);
     struct sockaddr_storage addr;
-    if (kvf_address_parse(text, &addr, NULL) == KVF_OK) {
-        return KVF_OK;
+    if (kvf_address_parse(text, &addr, NULL) != KVF_OK) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "%s: \"%.64s\" is not an address; write it in numbers, as %s or [::1]%s",
+                        path, text, key->fallback, strrchr(key->fallback, ':'));
     }
-    return kvf_fail(detail, KVF_ERR_INVALID,
-                    "%s: \"%.64s\" is not an address; write it in numbers, as %s or [::1]%s", path,
-                    text, key->fallback, strrchr(key->fallback, ':'));
+    if (loopback && !kvf_address_is_loopback(&addr)) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "%s: %s is no loopback address, which is unsupported in this version (it "
+                        "has no TLS); use 127.0.0.1 or [::1]",
+                        path, text);
+    }
+    return KVF_OK;
 }
 
 kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) {
@@ -280,8 +286,8 @@ kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) 
                         " and lost_ms %" PRIu64 " must rise in this order",
                         config->heartbeat_ms, config->suspect_ms, config->lost_ms);
     }
-    kvf_status_t status = check_address(config, "http.listen", detail);
-    return status == KVF_OK ? check_address(config, "control.listen", detail) : status;
+    kvf_status_t status = check_address(config, "http.listen", false, detail);
+    return status == KVF_OK ? check_address(config, "control.listen", true, detail) : status;
 }
 
 static bool write_default(FILE *file, const kvf_key_t *key, const char *name, int indent) {

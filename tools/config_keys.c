@@ -20,10 +20,14 @@ static const kvf_key_t keys[] = {
      "name of this node, unique in the cluster; empty: its role, as in prefill-0", 0, 128, NULL,
      NULL, AT(instance)},
     {"http.listen", KVF_KEY_TEXT, "127.0.0.1:8200", NULL,
-     "address of the HTTP interface; port 0 picks a free one", 1, 255, NULL, NULL, AT(http_listen)},
+     "address of the HTTP interface, which asks nobody who they are; port 0 picks a free one; "
+     "nodes "
+     "on one machine need ports of their own",
+     1, 255, NULL, NULL, AT(http_listen)},
     {"control.listen", KVF_KEY_TEXT, "127.0.0.1:9200", NULL,
-     "address of the control channel, loopback in this version; port 0 picks a free one", 1, 255,
-     NULL, NULL, AT(control_listen)},
+     "address of the control channel, loopback in this version; port 0 picks a free one; nodes on "
+     "one machine need ports of their own",
+     1, 255, NULL, NULL, AT(control_listen)},
     {"control.key_file", KVF_KEY_TEXT, "cluster.key", NULL,
      "32 random bytes that all nodes share (kvferry keygen); relative to this file's folder", 1,
      4095, NULL, NULL, AT(key_file)},
@@ -37,7 +41,8 @@ static const kvf_key_t keys[] = {
      LIST("16", "32", "64", "128"), NULL, AT(tokens_per_block)},
     {"pool.memory", KVF_KEY_CHOICE, "shm", NULL, "kind of memory of the pages", 0, 0,
      LIST("host", "shm", "cuda"), LIST("host", "shm"), AT(memory)},
-    {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL, "all pages together; shared by the layer groups",
+    {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL,
+     "all pages together; shared by the layer groups; nodes on one machine need memory for the sum",
      4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
     {"mover.kind", KVF_KEY_CHOICE, "auto", NULL, "what carries the bytes", 0, 0,
      LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "ucx"), AT(mover)},

@@ -6,13 +6,12 @@
 
 static error_t take(int key, char *arg, struct argp_state *state) {
     bool *defaults_p = state->input;
-    (void)arg;
     switch (key) {
     case 'd':
         *defaults_p = true;
         return 0;
     case ARGP_KEY_ARG:
-        argp_usage(state);
+        argp_error(state, "options are all that it takes; %s is one argument too many", arg);
         return 0;
     case ARGP_KEY_END:
         if (!*defaults_p) {

@@ -58,6 +58,11 @@ def main():
         expect(f"{command} refuses an unknown option",
                done.returncode == 2 and not done.stdout and b"no-such-option" in done.stderr)
 
+    for command in ("prefill", "decode", "config", "plan", "replay"):
+        done = run(program, command, "stray")
+        expect(f"{command} names an argument too many", done.returncode == 2 and not done.stdout and
+               b"stray" in done.stderr.splitlines()[0])
+
     done = run(program)
     expect("no command is wrong usage", done.returncode == 2 and not done.stdout and done.stderr)
     for typed, meant in (("paln", "plan"), ("benhc", "bench"), ("smi", "sim"), ("p" * 999, "")):

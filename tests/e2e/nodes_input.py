@@ -110,12 +110,35 @@ class ConfigTest(ClusterTest):
             port = taken.getsockname()[1]
             for key in ("http.listen", "control.listen"):
                 error = self.refuse("prefill", "--set", "%s=127.0.0.1:%d" % (key, port), code=1)
-                self.assertIn(str(port), error)
+                self.assertEqual(error.count("\n"), 1, error)  # before any memory is prepared
+                self.assertIn("127.0.0.1:%d (%s)" % (port, key), error)
                 self.assertIn("in use", error)
+        same = ["--set", "http.listen=127.0.0.1:%d" % port, "--set", "control.listen=127.0.0.1:%d" % port]
+        self.assertIn("control.listen", self.refuse("decode", *same, code=1))
+
+    def test_control_beyond_loopback(self):
+        error = self.refuse("prefill", "--set", "control.listen=0.0.0.0:0", code=2)
+        self.assertRegex(error, r"\Akvferry prefill: control.listen: 0.0.0.0:0 .*127.0.0.1.*\n\Z")
 
     def test_pool_too_small_for_anything(self):
         error = self.refuse("prefill", "--set", "pool.bytes=4KiB", code=2)
-        self.assertIn("pool.bytes", error)
+        self.assertRegex(error, r"\A.*: pool.bytes: 4096 .*\n\Z")
+
+    def test_pool_larger_than_the_machine(self):
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        for memory in ("host", "shm"):
+            with self.subTest(memory):
+                error = self.refuse("decode", "--set", "pool.memory=" + memory, "--set", "pool.bytes=900TiB", code=1)
+                self.assertRegex(error, r"\A.*: pool.bytes: %d .* %d .*\n\Z" % (900 << 40, machine))
+                error = self.refuse("decode", "--set", "pool.memory=" + memory, "--set",
+                                    "pool.bytes=%d" % (machine + 1), code=1)
+                self.assertIn("pool.bytes: %d " % (machine + 1), error)
+
+    def test_memory_that_cannot_be_had(self):
+        error = self.refuse("decode", "--set", "pool.memory=shm", "--set", "ucx.tls=tcp")
+        self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: unsupported: pool.memory: .* host")
+        error = self.refuse("decode", "--set", "ucx.tls=cma")  # it carries no messages
+        self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: .*: ucx.tls, ucx.devices: .*\"cma\"")
 
     def test_defaults_are_a_valid_file(self):
         done = subprocess.run([KVFERRY, "config", "--defaults"], capture_output=True, text=True, timeout=PATIENCE_S,
@@ -183,8 +206,11 @@ class RequestTest(ClusterTest):
         self.assertEqual(self.prefill.get("/").status, 404)
         self.assertEqual(self.prefill.get("/" + "x" * 5000).status // 100, 4)
         self.assertIn(self.prefill.get("/v1/prefill").status, (404, 405))
-        self.assertIn(self.prefill.post("/v1/decode", {}).status, (404, 405))
-        self.assertIn(self.decode.post("/v1/prefill", {}).status, (404, 405))
+        for node, path in ((self.prefill, "decode"), (self.decode, "prefill")):
+            reply = node.post("/v1/" + path, {})
+            self.assertEqual(reply.error, (404, "unknown"), reply)
+            self.assertIn("this is a %s node" % node.role, reply.json["message"])
+            self.assertIs(reply.json["recompute"], False)
         self.assertEqual(self.decode.get("/v1/transfers/never-seen").error, (404, "unknown"))
         self.assertEqual(self.decode.get("/healthz").status, 200)
         self.assertEqual(self.decode.get("/readyz").status, 200)
@@ -257,7 +283,10 @@ class RequestTest(ClusterTest):
         subprocess.run([KVFERRY, "keygen", path], check=True, timeout=PATIENCE_S)
         stranger = self.node("decode", control__key_file="other.key")
         params = self.ticket("foreign")
-        self.assertEqual(stranger.decode("foreign", params).error, (403, "forged"))
+        reply = stranger.decode("foreign", params)
+        self.assertEqual(reply.error, (403, "forged"), reply)
+        self.assertIn("control.key_file", reply.json["message"])
+        self.assertEqual(stranger.transfer("foreign").json["message"], reply.json["message"])
         self.assertEqual(self.decode.decode("foreign", params).status, 200)
         self.fine()
         self.finish()
@@ -265,9 +294,16 @@ class RequestTest(ClusterTest):
     def test_used_ticket(self):
         params = self.ticket("once")
         self.assertEqual(self.decode.decode("once", params).status, 200)
-        reply = self.decode.decode("once", params)
-        self.assertEqual(reply.error, (410, "used"), reply)
-        self.assertIs(reply.json["recompute"], True)
+        done = self.decode.transfer("once").json
+        self.assertEqual(done["state"], "done")
+        for ticket, error in ((params["ticket"], (410, "used")), ("x", (403, "forged"))):
+            reply = self.decode.decode("once", dict(params, ticket=ticket))
+            self.assertEqual(reply.error, error, reply)
+            self.assertEqual(self.decode.transfer("once").json, done)  # what was refused changes nothing
+        self.assertIs(self.decode.decode("once", params).json["recompute"], True)
+        # One that runs does.
+        self.run_one(self.prefill, self.decode, "once", 500)
+        self.assertLess(self.decode.transfer("once").json["bytes"], done["bytes"])
         self.fine()
         self.finish()
 
@@ -325,6 +361,7 @@ class RequestTest(ClusterTest):
             reply = other.decode(request_id, params)
             self.assertEqual(reply.error, (422, "incompatible"), reply)
             self.assertIn(word, reply.json["message"])
+            self.assertIn("compare model.* of both nodes", reply.json["message"])
             # Nobody else's business: the same ticket works where it fits.
             self.assertEqual(self.decode.decode(request_id, params).status, 200)
         self.fine()

@@ -291,6 +291,14 @@ Test(config, addresses_are_checked_by_key) {
     }
 }
 
+Test(config, only_http_may_listen_beyond_loopback) {
+    cr_assert_eq(kvf_config_set(&config, "http.listen=0.0.0.0:8200", &detail), KVF_OK);
+    cr_assert_eq(kvf_config_check(&config, &detail), KVF_OK);
+    cr_assert_eq(kvf_config_set(&config, "control.listen=[::]:9200", &detail), KVF_OK);
+    cr_assert_eq(kvf_config_check(&config, &detail), KVF_ERR_UNSUPPORTED);
+    cr_assert_eq(strncmp(detail.text, "control.listen: [::]:9200 is no loopback address", 48), 0);
+}
+
 /* What --defaults prints is a file with every key in it, and reading it over other values restores
  * the defaults. */
 Test(config, written_defaults_restore_the_defaults) {

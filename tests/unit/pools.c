@@ -194,3 +194,13 @@ Test(pools, a_lease_takes_all_pages_or_none) {
     cr_assert_eq(free_pages(1), pools.n_pages[1]);
     cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
 }
+
+Test(pools, more_than_the_machine_has_is_refused) {
+    const uint64_t machine = UINT64_C(3) << 30;
+    cr_assert_eq(kvf_pools_check_memory(machine, machine, &detail), KVF_OK);
+    cr_assert_eq(kvf_pools_check_memory(machine + 1, machine, &detail), KVF_ERR_NO_MEMORY);
+    cr_assert_not_null(strstr(detail.text, "pool.bytes: 3221225473 "));
+    cr_assert_not_null(strstr(detail.text, " 3221225472 (3.0 GiB)"));
+    cr_assert_eq(kvf_pools_check_memory(UINT64_C(1) << 50, machine, &detail), KVF_ERR_NO_MEMORY);
+    cr_assert_not_null(strstr(detail.text, "(1048576.0 GiB)"));
+}

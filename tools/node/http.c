@@ -2,6 +2,7 @@
 #include "tools/node/http.h"
 
 #include "tools/node/http_error.h"
+#include "tools/node/listen.h"
 #include "transceiver/control/address.h"
 
 #include <errno.h>
@@ -16,7 +17,6 @@
 
 #define ID_BYTES 128
 #define RETRY_AFTER_S 1
-#define LISTEN_BACKLOG 512
 /* A body over the limit is read and dropped up to this many limits, so that the client gets to see
  * the answer. */
 #define DROPPED_LIMITS 16
@@ -356,37 +356,11 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *connection, char *t
 
 /* ---- the server ---- */
 
-/* A listening socket, or -1 with errno. */
-static int listen_on(struct sockaddr_storage *addr) {
-    socklen_t bytes =
-        addr->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    int on = 1;
-    int fd = socket(addr->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return -1;
-    }
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        (addr->ss_family == AF_INET6 &&
-         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) != 0) ||
-        bind(fd, (const struct sockaddr *)addr, bytes) != 0 || listen(fd, LISTEN_BACKLOG) != 0 ||
-        getsockname(fd, (struct sockaddr *)addr, &bytes) != 0) {
-        int err = errno;
-        (void)close(fd);
-        errno = err;
-        return -1;
-    }
-    return fd;
-}
-
 kvf_status_t kvf_http_create(const kvf_http_config_t *config, const kvf_alloc_t *alloc,
                              kvf_http_t **http_p, kvf_detail_t *detail) {
     struct sockaddr_storage addr;
     if (config->body_bytes == 0 || config->max_conns == 0 || config->idle_s == 0) {
         return kvf_fail(detail, KVF_ERR_INVALID, "no limit of the HTTP server may be 0");
-    }
-    kvf_status_t status = kvf_address_parse(config->listen, &addr, detail);
-    if (status != KVF_OK) {
-        return status;
     }
     kvf_http_t *http = kvf_calloc(alloc, 1, sizeof(*http));
     if (http == NULL) {
@@ -399,9 +373,9 @@ kvf_status_t kvf_http_create(const kvf_http_config_t *config, const kvf_alloc_t 
     http->max_conns = config->max_conns;
     pthread_mutex_init(&http->lock, NULL);
     pthread_cond_init(&http->quiet, NULL);
-    http->listen_fd = listen_on(&addr);
-    if (http->listen_fd < 0) {
-        status = kvf_address_listen_error(config->listen, "http.listen", errno, detail);
+    kvf_status_t status =
+        kvf_listen_open(config->listen, "http.listen", &addr, &http->listen_fd, detail);
+    if (status != KVF_OK) {
         goto err_free;
     }
     kvf_address_text(&addr, http->address);

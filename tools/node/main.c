@@ -32,7 +32,7 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         options->settings[options->n_settings++] = arg;
         return 0;
     case ARGP_KEY_ARG:
-        argp_usage(state);
+        argp_error(state, "options are all that it takes; %s is one argument too many", arg);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

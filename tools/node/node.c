@@ -4,6 +4,7 @@
 #include "kvmgr/base/clock.h"
 #include "tools/command.h"
 #include "tools/key.h"
+#include "tools/node/listen.h"
 #include "tools/presets.h"
 
 #include <errno.h>
@@ -61,7 +62,8 @@ void kvf_node_drain(kvf_node_t *node) {
     (void)pthread_mutex_unlock(&node->lock);
 }
 
-/* The ready line comes before everything that is not a warning. An agent that cannot be made is one
+/* The ready line comes before everything that is not a warning, but for the word that memory is
+ * being prepared. An agent that cannot be made is one
  * line, the error, which has the cause in it; so until it is made, its warnings wait. */
 static void take_log(void *ctx, int level, const char *text) {
     kvf_node_t *node = ctx;
@@ -118,6 +120,15 @@ static kvf_status_t check_ucx(const kvf_node_t *node, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
+/* The library does not know what its settings are called here. */
+static void name_ucx_keys(kvf_detail_t *detail) {
+    if (strncmp(detail->text, "ucx ", strlen("ucx ")) == 0 &&
+        strstr(detail->text, " tls \"") != NULL) {
+        kvf_detail_t cause = *detail;
+        (void)kvf_fail(detail, KVF_OK, "ucx.tls, ucx.devices: %s", cause.text);
+    }
+}
+
 static kvf_status_t make_agent(kvf_node_t *node, const kvf_agent_config_t *desc,
                                kvf_detail_t *detail) {
     node->making_agent = true;
@@ -162,14 +173,19 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     }
     explicit_bzero(desc.cluster_key, sizeof(desc.cluster_key));
     if (status == KVF_OK) {
+        kvf_log(&node->log, KVF_LOG_INFO, "preparing %.2f GiB of %s",
+                (double)config->pool_bytes / (double)(UINT64_C(1) << 30), config->memory);
         status = kvf_pools_create(node->agent, &node->layout, config->memory, config->pool_bytes,
                                   &node->pools, detail);
     }
     if (status == KVF_OK) {
         status = kvf_agent_start_thread(node->agent, detail);
     }
-    return status == KVF_OK ? kvf_agent_address(node->agent, node->control, sizeof(node->control))
-                            : status;
+    if (status != KVF_OK) {
+        name_ucx_keys(detail);
+        return status;
+    }
+    return kvf_agent_address(node->agent, node->control, sizeof(node->control));
 }
 
 static kvf_status_t start_http(kvf_node_t *node, kvf_detail_t *detail) {
@@ -261,6 +277,19 @@ static void raise_descriptors(void) {
     }
 }
 
+/* What can be known to fail before anything is made. */
+static kvf_status_t check_early(const kvf_node_t *node, kvf_detail_t *detail) {
+    const kvf_config_t *config = node->config;
+    uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    int64_t n_pages[KVF_MAX_GROUPS];
+    kvf_status_t status = kvf_pools_cut(&node->layout, config->pool_bytes, n_pages, detail);
+    if (status == KVF_OK) {
+        status = kvf_pools_check_memory(config->pool_bytes, machine, detail);
+    }
+    return status == KVF_OK ? kvf_listen_check(config->http_listen, config->control_listen, detail)
+                            : status;
+}
+
 static kvf_status_t start(kvf_node_t *node, kvf_detail_t *detail) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     raise_descriptors();
@@ -269,7 +298,10 @@ static kvf_status_t start(kvf_node_t *node, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         return kvf_fail(detail, status, "no memory for the records of requests");
     }
-    status = start_agent(node, detail);
+    status = check_early(node, detail);
+    if (status == KVF_OK) {
+        status = start_agent(node, detail);
+    }
     if (status == KVF_OK) {
         status = kvf_workers_create(node->alloc, n_workers, &node->workers, detail);
     }

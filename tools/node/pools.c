@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define GIB (UINT64_C(1) << 30)
+
 static kvf_span_t dead_span(const kvf_layer_group_t *group, const kvf_lengths_t *lengths) {
     kvf_span_t span = kvf_stale_span(kvf_prompt_tokens(lengths), group->tokens_per_block,
                                      group->window, group->sinks);
@@ -84,13 +86,29 @@ kvf_status_t kvf_pools_cut(const kvf_layout_t *layout, uint64_t bytes, int64_t *
     return KVF_OK;
 }
 
+kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_bytes, kvf_detail_t *detail) {
+    if (bytes <= machine_bytes) {
+        return KVF_OK;
+    }
+    return kvf_fail(detail, KVF_ERR_NO_MEMORY,
+                    "pool.bytes: %" PRIu64 " (%.1f GiB) is more than the memory of this machine, "
+                    "%" PRIu64 " (%.1f GiB); give less",
+                    bytes, (double)bytes / GIB, machine_bytes, (double)machine_bytes / GIB);
+}
+
 kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout, const char *memory,
                               uint64_t bytes, kvf_pools_t *pools_p, kvf_detail_t *detail) {
     kvf_pools_t pools = {.layout = layout};
     kvf_status_t status = kvf_pools_cut(layout, bytes, pools.n_pages, detail);
     for (uint32_t g = 0; status == KVF_OK && g < layout->n_groups; g++) {
         kvf_pool_desc_t desc = {g, memory, pools.n_pages[g]};
-        status = kvf_pool_create(agent, &desc, &pools.pools[g], detail);
+        kvf_detail_t cause;
+        status = kvf_pool_create(agent, &desc, &pools.pools[g], &cause);
+        if (status != KVF_OK) {
+            (void)kvf_fail(detail, status, "%s: %s",
+                           status == KVF_ERR_UNSUPPORTED ? "pool.memory" : "pool.bytes",
+                           cause.text);
+        }
     }
     if (status == KVF_OK) {
         *pools_p = pools;

@@ -42,11 +42,23 @@ KVF_CHECK kvf_status_t kvf_pools_cut(const kvf_layout_t *layout, uint64_t bytes,
                                      kvf_detail_t *detail);
 
 /**
+ * Check pool.bytes against the machine's memory. Memory is reserved lazily, so without this more
+ * than there is would be found out by the process being killed when it is used.
+ *
+ * @param machine_bytes  Physical memory.
+ * @return KVF_OK; KVF_ERR_NO_MEMORY (the text names both numbers).
+ * @thread any
+ */
+KVF_CHECK kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_bytes,
+                                              kvf_detail_t *detail);
+
+/**
  * Cut and make the pools of an agent that is not started yet.
  *
  * @param memory         host | shm
  * @param[out] pools_p   Lives as long as agent and layout.
- * @return KVF_OK, or as kvf_pools_cut() and kvf_pool_create().
+ * @return KVF_OK, or as kvf_pools_cut() and kvf_pool_create(); the text begins with the
+ *         configuration key that it is about.
  */
 KVF_CHECK kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout,
                                         const char *memory, uint64_t bytes, kvf_pools_t *pools_p,
