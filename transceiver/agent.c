@@ -2,6 +2,7 @@
 /* The public functions: checks, pools, and the way to the agent's thread. */
 #include "kvmgr/base/size.h"
 #include "transceiver/agent_impl.h"
+#include "transceiver/control/address.h"
 #include "transceiver/mem/mem.h"
 
 #include <inttypes.h>
@@ -151,6 +152,8 @@ static kvf_status_t make_ucx_mover(void *ctx, kvf_ucx_t *ucx, const kvf_mover_si
 kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **agent_p,
                               kvf_detail_t *detail) {
     const kvf_alloc_t *alloc = kvf_alloc_default();
+    struct sockaddr_storage listen;
+    char host[KVF_ADDRESS_TEXT_BYTES];
     kvf_status_t status = check_config(config, detail);
     if (status != KVF_OK) {
         return status;
@@ -170,8 +173,12 @@ kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **ag
         (void)kvf_fail(detail, status, "no memory for an agent");
         goto err_free;
     }
-    kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices,
-                            agent->config.control_listen};
+    status = kvf_address_parse(config->control_listen, &listen, detail);
+    if (status != KVF_OK) {
+        goto err_free;
+    }
+    kvf_address_host(&listen, host);
+    kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices, host};
     status = kvf_ucx_create(&ucx, alloc, &agent->log, &agent->ucx, detail);
     if (status != KVF_OK) {
         goto err_free;

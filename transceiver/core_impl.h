@@ -131,6 +131,9 @@ void kvf_peer_heard(kvf_peer_t *peer);
  *  @return KVF_OK, or why it cannot be reached. */
 KVF_CHECK kvf_status_t kvf_peer_reach(kvf_core_t *core, const kvf_ticket_t *ticket,
                                       kvf_peer_t **peer_p, kvf_detail_t *detail);
+/** @return What a status that a peer gave as the reason of an end means here: its own state (out of
+ * memory, a defect) is not ours. */
+kvf_status_t kvf_peer_status(kvf_status_t theirs);
 /** @return Whether messages can be sent to it now. */
 bool kvf_peer_is_up(const kvf_peer_t *peer);
 /** Tie an operation to a peer, and undo it. */
@@ -258,8 +261,8 @@ void kvf_send_destroy(kvf_op_t *op);
 bool kvf_send_quiet(const kvf_op_t *op);
 
 void kvf_recv_on_peer_up(kvf_op_t *op);
-/** @param[out] kept_p  Set when the message is kept: then it must not be freed. */
-void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_p);
+/** Takes the final part out of the message. */
+void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit);
 bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                        const char *message);
 void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);

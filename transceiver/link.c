@@ -153,12 +153,32 @@ static bool send_hello(kvf_link_t *link) {
     return true;
 }
 
+/* Connections that have not proven the key may be this many; then the oldest makes room. */
+#define MAX_STRANGERS 64
+
+static void evict_stranger(kvf_core_t *core) {
+    kvf_link_t *oldest = NULL; /* the table keeps the order of arrival */
+    uint32_t n = 0;
+    for (kvf_link_t *link = core->links; link != NULL; link = link->hh.next) {
+        if (link->inbound && link->state != KVF_LINK_UP) {
+            oldest = oldest == NULL ? link : oldest;
+            n++;
+        }
+    }
+    if (n > MAX_STRANGERS) {
+        link_failed(oldest, KVF_PEER_LOST, KVF_ERR_PEER_LOST,
+                    "too many connections that say nothing");
+    }
+}
+
 void kvf_core_opened(kvf_core_t *core, uint64_t conn, bool inbound, const char *address) {
     kvf_link_t *link = NULL;
     if (inbound) {
         if (core->shutting_down || kvf_link_create(core, conn, true, address, &link) != KVF_OK) {
             core->out.close(core->out.ctx, conn);
         }
+        evict_stranger(core);
+        kvf_links_reap(core);
         return;
     }
     HASH_FIND(hh, core->links, &conn, sizeof(conn), link);
@@ -266,12 +286,11 @@ static void on_refuse(kvf_link_t *link, const Kvf__Wire__Refuse *refuse) {
     link_failed(link, KVF_PEER_REFUSED, status, text);
 }
 
-/* @return Whether the message was kept. */
-static bool on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage *base) {
+static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage *base) {
     kvf_core_t *core = link->core;
     kvf_peer_t *peer = link->peer;
     kvf_transfer_id_t id;
-    bool known = true, kept = false;
+    bool known = true;
     switch (type) {
     case KVF_FRAME_HEARTBEAT:
         break;
@@ -279,7 +298,7 @@ static bool on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
         kvf_send_on_request(peer, (const Kvf__Wire__RecvRequest *)base);
         break;
     case KVF_FRAME_COMMIT:
-        kvf_recv_on_commit(peer, (Kvf__Wire__Commit *)base, &kept);
+        kvf_recv_on_commit(peer, (Kvf__Wire__Commit *)base);
         break;
     case KVF_FRAME_DONE:
         id = kvf_transfer_id_read(((const Kvf__Wire__Done *)base)->transfer);
@@ -308,7 +327,6 @@ static bool on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
     if (!known) {
         core->counters.unknown_transfers++;
     }
-    return kept;
 }
 
 static void on_frame(kvf_link_t *link, kvf_frame_type_t type, const uint8_t *payload,
@@ -339,8 +357,8 @@ static void on_frame(kvf_link_t *link, kvf_frame_type_t type, const uint8_t *pay
             link->address, bytes);
     if (type == KVF_FRAME_REFUSE) {
         on_refuse(link, (const Kvf__Wire__Refuse *)message);
-    } else if (on_message(link, type, message)) {
-        return;
+    } else {
+        on_message(link, type, message);
     }
     kvf_message_free(core->alloc, message);
 }

@@ -51,7 +51,7 @@ void kvf_peers_reap(kvf_core_t *core) {
     }
     for (peer = core->peers; peer != NULL; peer = next) {
         next = peer->hh.next;
-        if (is_idle(peer) && (peer->forgotten || gone >= MAX_GONE_PEERS)) {
+        if (is_idle(peer) && (peer->forgotten || gone > MAX_GONE_PEERS)) {
             peer_destroy(peer);
             gone--;
         } else {
@@ -262,12 +262,25 @@ static void end_predecessors(kvf_core_t *core, const kvf_peer_t *peer) {
         if (other == peer || strcmp(other->address, peer->address) != 0) {
             continue;
         }
+        if (kvf_peer_is_up(other) && core->now_us - other->heard_us < core->agent.suspect_us) {
+            continue; /* it lives; whoever claims its address has to show that it does not */
+        }
         if (other->state != KVF_PEER_LOST) {
             kvf_peer_fail(other, KVF_PEER_LOST, KVF_ERR_PEER_LOST,
                           "the node restarted: another incarnation is at its address");
         }
         kvf_peer_forget(other);
     }
+}
+
+/* One that it made: a second one is not from it. (It and we may dial each other at the same
+ * moment.) */
+static bool has_inbound(const kvf_peer_t *peer) {
+    const kvf_link_t *link = peer->links;
+    while (link != NULL && !link->inbound) {
+        link = link->next;
+    }
+    return link != NULL;
 }
 
 kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello, kvf_peer_t **peer_p,
@@ -292,7 +305,11 @@ kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello, kv
                         "the node at %s restarted since the ticket was made; prefill again",
                         peer->address);
     }
-    if (peer == NULL && (peer = peer_find(core, &incarnation)) == NULL) {
+    if (peer == NULL && (peer = peer_find(core, &incarnation)) != NULL && has_inbound(peer)) {
+        return kvf_fail(detail, KVF_ERR_NOT_ALLOWED, "this incarnation of %s is connected already",
+                        peer->instance);
+    }
+    if (peer == NULL) {
         status = peer_create(core, &incarnation, hello->instance, hello->control_address, &peer);
     }
     if (status == KVF_OK) {
@@ -304,6 +321,11 @@ kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello, kv
     end_predecessors(core, peer);
     *peer_p = peer;
     return KVF_OK;
+}
+
+kvf_status_t kvf_peer_status(kvf_status_t theirs) {
+    kvf_scope_t scope = kvf_status_scope(theirs);
+    return scope == KVF_SCOPE_RETRY || scope == KVF_SCOPE_AGENT ? KVF_ERR_PEER_REFUSED : theirs;
 }
 
 void kvf_peer_up(kvf_peer_t *peer) {
@@ -462,6 +484,7 @@ void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status
     bool news = peer->state != state || peer->ops != NULL;
     peer->state = state;
     peer->failing = KVF_OK;
+    core->peers_forgotten = true; /* perhaps too many gone ones are remembered now */
     kvf_timer_set(&core->timers, &peer->timer, KVF_NEVER);
     if (why != peer->reason) {
         (void)snprintf(peer->reason, sizeof(peer->reason), "%s", why);

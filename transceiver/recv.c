@@ -77,7 +77,7 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
     recv->op.transfer_us = core->now_us - recv->op.opened_us;
     if (recv->final != NULL) {
         uint64_t since =
-            kvf_time_after(recv->final->final->since_prefill_us, core->now_us - recv->final_us);
+            kvf_time_after(recv->final->since_prefill_us, core->now_us - recv->final_us);
         recv->op.exposed_us = since < recv->op.transfer_us ? since : recv->op.transfer_us;
     }
     kvf_op_end(&recv->op, status, message);
@@ -445,6 +445,7 @@ bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
         return false;
     }
     (void)snprintf(text, sizeof(text), "context node %.80s: %.400s", peer->instance, message);
+    status = kvf_peer_status(status);
     kvf_recv_end(recv, status, text, false);
     return true;
 }
@@ -496,7 +497,7 @@ void kvf_recv_event(kvf_op_t *op, kvf_event_t *event, kvf_aux_t *aux) {
     event->poisoned = recv->poisoned;
     event->n_poisoned = recv->n_poisoned;
     if (op->status == KVF_OK) {
-        const Kvf__Wire__Final *final = recv->final->final;
+        const Kvf__Wire__Final *final = recv->final;
         *aux = (kvf_aux_t){final->first_tokens,   final->n_first_tokens, final->draft_tokens,
                            final->n_draft_tokens, final->data.data,      final->data.len};
         event->aux = aux;

@@ -63,7 +63,7 @@ typedef struct kvf_recv_op {
     uint64_t wanted_pages;
     uint64_t sealed_bytes;
 
-    Kvf__Wire__Commit *final; /* the message with the final part, ours */
+    Kvf__Wire__Final *final; /* taken out of the last commit */
     uint64_t final_us;
     kvf_page_ref_t *missing;
     size_t n_missing;

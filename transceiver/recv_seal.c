@@ -134,7 +134,6 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     }
     recv->op.pages = recv->wanted_pages;
     recv->op.bytes = recv->sealed_bytes;
-    recv->op.pieces = recv->final->final->pieces;
     kvf_transfer_id_write(&id, &wire);
     done.transfer = &wire;
     kvf_peer_tell(recv->op.peer, KVF_FRAME_DONE, &done.base);
@@ -180,6 +179,7 @@ static void seal(kvf_recv_op_t *recv, const recv_commit_t *commit) {
     kvf_core_t *core = recv->op.core;
     recv_group_t *group = &recv->groups[commit->group_idx];
     core->counters.pieces_received++;
+    recv->op.pieces++;
     recv->sealed_bytes += (uint64_t)(commit->layer_end_idx - commit->layer_first_idx) *
                           kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
     for (uint32_t i = commit->layer_first_idx; i < commit->layer_end_idx; i++) {
@@ -334,7 +334,7 @@ static kvf_status_t take_final(kvf_recv_op_t *recv, const Kvf__Wire__Final *fina
     return KVF_OK;
 }
 
-void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_p) {
+void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit) {
     kvf_core_t *core = peer->core;
     kvf_detail_t detail;
     kvf_status_t status = KVF_OK;
@@ -358,9 +358,9 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit, bool *kept_
         return;
     }
     if (commit->final != NULL) {
-        recv->final = commit; /* its tokens are handed to the caller with the result */
+        recv->final = commit->final; /* its tokens are handed to the caller with the result */
+        commit->final = NULL;
         recv->final_us = core->now_us;
-        *kept_p = true;
     }
     verify_next(recv);
     complete_if_whole(recv);

@@ -5,6 +5,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* However long a receiver says that it may take, its peer does not hold pages for longer: a day. */
+#define MAX_TIMEOUT_US UINT64_C(86400000000)
+
 static kvf_send_op_t *find_transfer(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     for (kvf_op_t *op = peer->ops; op != NULL; op = op->peer_next) {
         if (op->kind == KVF_OP_SEND && kvf_send_of(op)->claimed &&
@@ -77,10 +80,11 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     send->transfer = *transfer;
     send->grant_key = request->grant_key;
     kvf_peer_attach(peer, &send->op);
+    uint64_t timeout_us =
+        request->timeout_us < MAX_TIMEOUT_US ? request->timeout_us : MAX_TIMEOUT_US;
     /* The receiver ends it at its deadline and says so; this is for a receiver that does not. */
-    kvf_timer_set(
-        &core->timers, &send->op.timer,
-        kvf_time_after(kvf_time_after(core->now_us, request->timeout_us), core->agent.lost_us));
+    kvf_timer_set(&core->timers, &send->op.timer,
+                  kvf_time_after(kvf_time_after(core->now_us, timeout_us), core->agent.lost_us));
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &core->layout.groups[g];
         kvf_status_t status = kvf_wanted_init(
@@ -161,6 +165,7 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
         return false;
     }
     (void)snprintf(text, sizeof(text), "generation node %.80s: %.400s", peer->instance, message);
+    status = kvf_peer_status(status);
     kvf_send_end(send, status, text, false);
     return true;
 }

@@ -242,6 +242,10 @@ void cluster_advance(cluster_t *cluster, uint64_t us) {
     }
 }
 
+void cluster_seed(cluster_t *cluster, uint8_t seed) {
+    cluster->seed = seed;
+}
+
 void cluster_hold_chunks(cluster_t *cluster, bool hold) {
     cluster->hold = hold;
 }

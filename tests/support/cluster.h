@@ -74,6 +74,9 @@ void cluster_kill(node_t *node);
 void cluster_run(cluster_t *cluster);
 /** Let time pass, in steps, delivering all along. */
 void cluster_advance(cluster_t *cluster, uint64_t us);
+/** What the next random numbers follow from: two nodes made after the same seed have one
+ * incarnation. */
+void cluster_seed(cluster_t *cluster, uint8_t seed);
 void cluster_hold_chunks(cluster_t *cluster, bool hold);
 kvf_sim_net_t *cluster_net(cluster_t *cluster);
 uint64_t cluster_now(const cluster_t *cluster);

@@ -323,6 +323,47 @@ Test(agent, destroyed_in_the_middle, .timeout = 60) {
     cr_expect_eq(kvf_agent_destroy(NULL), KVF_OK);
 }
 
+/* Whether one of this process's sockets has that inode. */
+static bool is_ours(unsigned long inode) {
+    char path[64], link[64], want[64];
+    (void)snprintf(want, sizeof(want), "socket:[%lu]", inode);
+    for (int fd = 0; fd < 1024; fd++) {
+        (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(path, link, sizeof(link) - 1);
+        if (n > 0) {
+            link[n] = '\0';
+            if (strcmp(link, want) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* UCX listens for data; like the control channel, on loopback only. */
+Test(agent, listens_where_control_does, .timeout = 60) {
+    side_t side;
+    char line[512];
+    int listening = 0;
+    side_open(&side, "ctx", "host", false);
+    side_start(&side);
+    FILE *table = fopen("/proc/self/net/tcp", "r");
+    cr_assert_not_null(table);
+    while (fgets(line, sizeof(line), table) != NULL) {
+        char address[16], state[8];
+        unsigned long inode;
+        if (sscanf(line, "%*d: %8[0-9A-F]:%*x %*s %7s %*s %*s %*s %*s %*s %lu", address, state,
+                   &inode) == 3 &&
+            strcmp(state, "0A") == 0 && is_ours(inode)) {
+            cr_expect_str_eq(address, "0100007F", "listens on %s", address);
+            listening++;
+        }
+    }
+    (void)fclose(table);
+    cr_expect_eq(listening, 2, "control and ucx");
+    cr_expect_eq(kvf_agent_destroy(side.agent), KVF_OK);
+}
+
 Test(agent, refusals_say_what_to_do) {
     kvf_agent_config_t config;
     kvf_agent_t *agent, *other;

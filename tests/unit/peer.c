@@ -242,6 +242,52 @@ Test(peer, who_is_remembered) {
     cluster_destroy(cluster);
 }
 
+/* A member of the cluster that claims to be another one: refused, and the other one's transfer goes
+ * on. */
+Test(peer, an_impostor) {
+    kvf_layout_t layout = cluster_layout();
+    request_t r, s;
+    cluster_t *cluster = cluster_create(&(cluster_options_t){0});
+    node_t *ctx = cluster_node(cluster, &layout, 64, NULL);
+    cluster_seed(cluster, 100);
+    node_t *gen = cluster_node(cluster, &layout, 64, NULL);
+    cluster_seed(cluster, 100);
+    node_t *impostor = cluster_node(cluster, &layout, 64, NULL);
+    cr_assert(kvf_incarnation_equal(kvf_core_incarnation(gen->core),
+                                    kvf_core_incarnation(impostor->core)));
+    cluster_hold_chunks(cluster, true);
+    cr_assert_eq(request_start(&r, ctx, gen, "r"), KVF_OK);
+    cluster_run(cluster);
+    cr_assert_eq(request_start(&s, ctx, impostor, "s"), KVF_OK);
+    cluster_run(cluster);
+    expect_result(&s, impostor, KVF_ERR_NOT_ALLOWED);
+    cluster_hold_chunks(cluster, false);
+    cluster_run(cluster);
+    expect_result(&r, gen, KVF_OK);
+    cluster_destroy(cluster);
+}
+
+/* Connections that say nothing are bounded, and do not keep a new node out. */
+Test(peer, a_crowd_of_strangers) {
+    kvf_layout_t layout = cluster_layout();
+    request_t r;
+    uint64_t first;
+    cluster_t *cluster = cluster_create(&(cluster_options_t){0});
+    node_t *ctx = cluster_node(cluster, &layout, 64, NULL);
+    node_t *gen = cluster_node(cluster, &layout, 64, NULL);
+    first = cluster_stranger(ctx, "", 0);
+    for (int i = 0; i < 99; i++) {
+        (void)cluster_stranger(ctx, "", 0);
+    }
+    cluster_run(cluster);
+    cr_expect(cluster_stranger_closed(cluster, first), "the oldest made room");
+    cr_expect_not(cluster_stranger_closed(cluster, first + 2 * 99));
+    cr_assert_eq(request_start(&r, ctx, gen, "r"), KVF_OK);
+    cluster_run(cluster);
+    expect_result(&r, gen, KVF_OK);
+    cluster_destroy(cluster);
+}
+
 Test(peer, nobody_listens) {
     kvf_layout_t layout = cluster_layout();
     request_t r;

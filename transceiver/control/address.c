@@ -56,18 +56,26 @@ kvf_status_t kvf_address_parse(const char *text, struct sockaddr_storage *addr_p
     return KVF_OK;
 }
 
-void kvf_address_text(const struct sockaddr_storage *addr, char text[KVF_ADDRESS_TEXT_BYTES]) {
-    char host[INET6_ADDRSTRLEN];
+void kvf_address_host(const struct sockaddr_storage *addr, char host[KVF_ADDRESS_TEXT_BYTES]) {
     const struct sockaddr_in *in = (const struct sockaddr_in *)addr;
     const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)addr;
-    if (addr->ss_family == AF_INET &&
-        inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host)) != NULL) {
-        (void)snprintf(text, KVF_ADDRESS_TEXT_BYTES, "%s:%u", host, kvf_address_port(addr));
-    } else if (addr->ss_family == AF_INET6 &&
-               inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host)) != NULL) {
-        (void)snprintf(text, KVF_ADDRESS_TEXT_BYTES, "[%s]:%u", host, kvf_address_port(addr));
-    } else {
+    const void *bytes = addr->ss_family == AF_INET    ? (const void *)&in->sin_addr
+                        : addr->ss_family == AF_INET6 ? (const void *)&in6->sin6_addr
+                                                      : NULL;
+    if (bytes == NULL || inet_ntop(addr->ss_family, bytes, host, KVF_ADDRESS_TEXT_BYTES) == NULL) {
+        (void)snprintf(host, KVF_ADDRESS_TEXT_BYTES, "?");
+    }
+}
+
+void kvf_address_text(const struct sockaddr_storage *addr, char text[KVF_ADDRESS_TEXT_BYTES]) {
+    char host[KVF_ADDRESS_TEXT_BYTES];
+    kvf_address_host(addr, host);
+    if (host[0] == '?') {
         (void)snprintf(text, KVF_ADDRESS_TEXT_BYTES, "?");
+    } else {
+        (void)snprintf(text, KVF_ADDRESS_TEXT_BYTES,
+                       addr->ss_family == AF_INET ? "%.45s:%u" : "[%.45s]:%u", host,
+                       kvf_address_port(addr));
     }
 }
 

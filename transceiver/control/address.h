@@ -35,6 +35,9 @@ KVF_CHECK kvf_status_t kvf_address_parse(const char *text, struct sockaddr_stora
  */
 void kvf_address_text(const struct sockaddr_storage *addr, char text[KVF_ADDRESS_TEXT_BYTES]);
 
+/** Write the host of an address, without port and brackets; "?" as above. @thread any */
+void kvf_address_host(const struct sockaddr_storage *addr, char host[KVF_ADDRESS_TEXT_BYTES]);
+
 /** @return Whether the address is in 127.0.0.0/8 or is ::1. @thread any */
 bool kvf_address_is_loopback(const struct sockaddr_storage *addr);
 
