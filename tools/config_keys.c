@@ -20,7 +20,7 @@ static const kvf_key_t keys[] = {
      "name of this node, unique in the cluster; empty: its role, as in prefill-0", 0, 128, NULL,
      NULL, AT(instance)},
     {"http.listen", KVF_KEY_TEXT, "127.0.0.1:8200", NULL,
-     "address of the HTTP interface, which asks nobody who they are; port 0 picks a free one; "
+     "address of the HTTP interface, which has no authentication; port 0 picks a free one; "
      "nodes "
      "on one machine need ports of their own",
      1, 255, NULL, NULL, AT(http_listen)},
