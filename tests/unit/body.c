@@ -30,11 +30,11 @@ static kvf_status_t decode(const char *text) {
 }
 
 Test(body, prefill_fields) {
-    cr_assert_eq(prefill("{\"request_id\":\"r/1 \u00e9\",\"prompt_len\":1025,\"draft_len\":3,"
+    cr_assert_eq(prefill("{\"request_id\":\"r/1 ~\",\"prompt_len\":1025,\"draft_len\":3,"
                          "\"timeout_ms\":250,\"hash_ids\":[7,-8,9],\"early_ticket\":false,"
                          "\"something_new\":[{}]}"),
                  KVF_OK, "%s", detail.text);
-    cr_assert_str_eq(body.request_id, "r/1 \u00e9");
+    cr_assert_str_eq(body.request_id, "r/1 ~");
     cr_assert_eq(body.lengths.prompt_len, 1025);
     cr_assert_eq(body.lengths.draft_len, 3);
     cr_assert_eq(body.lengths.num_extra_kv_tokens, 0);
@@ -99,7 +99,8 @@ Test(body, wrong_prefills_are_named) {
         {"{\"prompt_len\":5}", "request_id is missing"},
         {"{\"request_id\":\"\",\"prompt_len\":5}", "request_id: 0 bytes"},
         {"{\"request_id\":7,\"prompt_len\":5}", "request_id: expected a text, not a whole number"},
-        {"{\"request_id\":\"a\\u0007\",\"prompt_len\":5}", "control character at byte 1"},
+        {"{\"request_id\":\"a\\u0007\",\"prompt_len\":5}", "no printable ASCII at byte 1"},
+        {"{\"request_id\":\"ab\\u00e9\",\"prompt_len\":5}", "no printable ASCII at byte 2"},
         {"{\"request_id\":\"a\\u0000\",\"prompt_len\":5}", "not JSON"},
         {"{\"request_id\":\"a\"}", "prompt_len or tokens is missing"},
         {"{\"request_id\":\"a\",\"tokens\":[]}", "empty list"},

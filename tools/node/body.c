@@ -2,6 +2,7 @@
 #include "tools/node/body.h"
 
 #include "kvmgr/base/size.h"
+#include "proto/types.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -73,7 +74,7 @@ static kvf_status_t get_number(const json_t *object, const char *name, int64_t m
     return KVF_OK;
 }
 
-/* A text that must be there: 1 to max_bytes bytes, no control characters. */
+/* A text that must be there: 1 to max_bytes bytes of printable ASCII. */
 static kvf_status_t get_text(const json_t *object, const char *name, size_t max_bytes, char *text_p,
                              kvf_detail_t *detail) {
     const json_t *value = get(object, name);
@@ -91,9 +92,8 @@ static kvf_status_t get_text(const json_t *object, const char *name, size_t max_
                         bytes, max_bytes);
     }
     for (size_t i = 0; i < bytes; i++) {
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) {
-            return kvf_fail(detail, KVF_ERR_INVALID, "%s: a control character at byte %zu", name,
-                            i);
+        if (!kvf_byte_printable(text[i])) { /* as everywhere an id goes */
+            return kvf_fail(detail, KVF_ERR_INVALID, "%s: no printable ASCII at byte %zu", name, i);
         }
     }
     memcpy(text_p, text, bytes + 1);

@@ -173,7 +173,7 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     }
     explicit_bzero(desc.cluster_key, sizeof(desc.cluster_key));
     if (status == KVF_OK) {
-        kvf_log(&node->log, KVF_LOG_INFO, "preparing %.2f GiB of %s",
+        kvf_log(&node->log, KVF_LOG_DEBUG, "preparing %.2f GiB of %s",
                 (double)config->pool_bytes / (double)(UINT64_C(1) << 30), config->memory);
         status = kvf_pools_create(node->agent, &node->layout, config->memory, config->pool_bytes,
                                   &node->pools, detail);

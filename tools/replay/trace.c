@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Milliseconds up to which a double is exact to the microsecond: 2^53 us. */
 #define MAX_TIMESTAMP_MS 9.0e12
@@ -141,6 +142,10 @@ kvf_status_t kvf_trace_read(FILE *file, const kvf_trace_want_t *want, const kvf_
     kvf_trace_t trace = {.alloc = alloc};
     char *line = NULL;
     size_t line_room = 0;
+    struct stat about;
+    if (fstat(fileno(file), &about) == 0 && S_ISCHR(about.st_mode)) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "a device, not a file with a trace");
+    }
     for (uint64_t number = 1; trace.n_requests + trace.n_invalid < want->limit; number++) {
         errno = 0;
         ssize_t bytes = getline(&line, &line_room, file);
