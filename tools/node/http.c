@@ -13,13 +13,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+#include <utlist.h>
 
 #define ID_BYTES 128
 #define RETRY_AFTER_S 1
 /* A body over the limit is read and dropped up to this many limits, so that the client gets to see
  * the answer. */
 #define DROPPED_LIMITS 16
+#define HANG_UP_S 2
+
+/* A connection, until libmicrohttpd closes it. */
+typedef struct open_conn {
+    int fd;
+    struct open_conn *prev, *next;
+} open_conn_t;
 
 struct kvf_http {
     const kvf_alloc_t *alloc;
@@ -35,6 +44,7 @@ struct kvf_http {
     pthread_cond_t quiet;
     uint64_t live; /* requests that a handler was given and that are not sent yet */
     bool stopping;
+    open_conn_t *open;
 };
 
 struct kvf_http_request {
@@ -328,13 +338,29 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **re
 
 static void on_connection(void *cls, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode code) {
-    (void)connection;
-    (void)context;
     kvf_http_t *http = cls;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        open_conn_t *conn = kvf_calloc(http->alloc, 1, sizeof(*conn));
         http->conns++;
+        *context = conn; /* without memory it is only not hung up on at the end */
+        if (conn != NULL) {
+            conn->fd = info->connect_fd;
+            pthread_mutex_lock(&http->lock);
+            DL_APPEND(http->open, conn);
+            pthread_mutex_unlock(&http->lock);
+        }
     } else {
+        open_conn_t *conn = *context;
         http->conns--;
+        if (conn != NULL) {
+            pthread_mutex_lock(&http->lock);
+            DL_DELETE(http->open, conn);
+            pthread_cond_broadcast(&http->quiet);
+            pthread_mutex_unlock(&http->lock);
+            kvf_free(http->alloc, conn);
+        }
     }
 }
 
@@ -406,6 +432,21 @@ const char *kvf_http_address(const kvf_http_t *http) {
     return http->address;
 }
 
+/* With the lock: end every connection, and give libmicrohttpd's thread a while to notice. A request
+ * that it finds malformed after MHD_stop_daemon() has begun makes it (0.9.75) follow a NULL
+ * pointer, so nothing may be left to read by then. */
+static void hang_up(kvf_http_t *http) {
+    open_conn_t *conn;
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += HANG_UP_S;
+    DL_FOREACH(http->open, conn) {
+        (void)shutdown(conn->fd, SHUT_RDWR);
+    }
+    while (http->open != NULL && pthread_cond_timedwait(&http->quiet, &http->lock, &until) == 0) {
+    }
+}
+
 void kvf_http_destroy(kvf_http_t *http) {
     if (http == NULL) {
         return;
@@ -419,6 +460,7 @@ void kvf_http_destroy(kvf_http_t *http) {
     while (http->live > 0) {
         pthread_cond_wait(&http->quiet, &http->lock);
     }
+    hang_up(http);
     pthread_mutex_unlock(&http->lock);
     MHD_stop_daemon(http->daemon);
     (void)close(http->listen_fd);
