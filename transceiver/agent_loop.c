@@ -35,6 +35,7 @@ struct kvf_loop {
     kvf_control_t *control;
     kvf_mover_t *mover;
     kvf_verify_t *verify_first, *verify_last;
+    bool awake;      /* driven by the caller: there is work that no descriptor tells */
     uint64_t events; /* things that happened; a turn without any may be followed by sleep */
 
     bool threaded;
@@ -257,7 +258,8 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
         uint64_t most = loop->mover->ops->max_sleep_us(loop->mover);
         timeout = most < timeout ? most : timeout;
     }
-    return kvf_core_has_events(core) || loop->verify_first != NULL ? 0 : timeout;
+    bool now_already = loop->awake || kvf_core_has_events(core) || loop->verify_first != NULL;
+    return now_already ? 0 : timeout;
 }
 
 /* Make everything that can happen wake the loop. @return false when something happened already. */
@@ -286,11 +288,11 @@ static void sleep_once(kvf_loop_t *loop) {
 }
 
 void kvf_loop_progress(kvf_loop_t *loop) {
-    /* Bounded: a caller's own work must not starve. What is left makes the timeout zero or the
-     * descriptor readable. */
-    for (int turns = 0; turns < 64 && kvf_loop_turn(loop); turns++) {
+    /* Bounded: a caller's own work must not starve. What is left then makes the timeout zero. */
+    loop->awake = true;
+    for (int turns = 0; turns < 64 && loop->awake; turns++) {
+        loop->awake = kvf_loop_turn(loop) || !prepare_sleep(loop);
     }
-    (void)prepare_sleep(loop);
     (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* hands changed watches to the kernel */
 }
 
@@ -495,6 +497,7 @@ void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
     if (!loop->threaded || pthread_equal(pthread_self(), loop->thread)) {
         set_time(loop);
         fn(arg);
+        loop->awake = true; /* there may be something to post or to deliver */
         return;
     }
     (void)pthread_mutex_lock(&loop->lock);
