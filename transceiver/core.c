@@ -403,9 +403,11 @@ void kvf_core_shutdown(kvf_core_t *core) {
     core->shutting_down = true;
     for (kvf_op_t *op = core->ops, *next; op != NULL; op = next) {
         next = op->hh.next;
-        (void)(op->kind == KVF_OP_SEND
-                   ? kvf_send_cancel_op(op, KVF_ERR_CANCELLED, "the context node shuts down")
-                   : kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "the generation node shuts down"));
+        if (op->kind == KVF_OP_SEND) {
+            kvf_send_cancel_op(op, KVF_ERR_CANCELLED, "the context node shuts down");
+        } else {
+            kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "the generation node shuts down");
+        }
     }
 }
 

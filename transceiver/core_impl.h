@@ -5,7 +5,7 @@
 /**
  * @file
  * What the core's objects know of each other: core.c (registry, time, events to the caller), peer.c
- * (connections and peers), send.c, recv.c. Only these include it.
+ * (peers), link.c (their connections), send*.c and recv*.c. Only these include it.
  */
 
 #include "proto/hello.h"
@@ -31,7 +31,7 @@ typedef struct kvf_op {
     kvf_event_cb cb;
     void *ctx;
     char request_id[KVF_MAX_ID_BYTES + 1];
-    kvf_peer_t *peer; /**< NULL while unknown; holds a reference */
+    kvf_peer_t *peer; /**< NULL while unknown; lives as long as this is in its list */
     kvf_timer_t timer;
     uint64_t opened_us;
     bool ended;          /**< it has a result; nothing new is started */
@@ -256,7 +256,8 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status);
  * KVF_ERR_AGAIN: no room. */
 kvf_status_t kvf_send_pump(struct kvf_send_op *send);
 struct kvf_send_op *kvf_send_next_moving(struct kvf_send_op *send);
-kvf_status_t kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
+/** End a live one, and tell its peer. */
+void kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
 void kvf_send_destroy(kvf_op_t *op);
 bool kvf_send_quiet(const kvf_op_t *op);
 
@@ -267,7 +268,8 @@ bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message);
 void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
-kvf_status_t kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
+/** End a live one, and tell its peer. */
+void kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
 void kvf_recv_destroy(kvf_op_t *op);
 bool kvf_recv_quiet(const kvf_op_t *op);
 /** Fill in a progress event. @return Whether there is progress that was not reported. */

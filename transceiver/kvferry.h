@@ -83,7 +83,7 @@ typedef void (*kvf_log_cb)(void *ctx, int level, const char *text);
  */
 typedef struct kvf_agent_config {
     const char *instance; /**< name of this node, unique in the cluster, 1..128 printable bytes */
-    const char *control_listen; /**< "host:port" of the control channel, loopback for now; port 0
+    const char *control_listen; /**< "host:port" of the control channel, loopback only; port 0
                                    picks one */
     uint8_t cluster_key[KVF_KEY_BYTES]; /**< the secret that every node of the cluster proves */
     const char *const

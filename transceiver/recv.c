@@ -465,9 +465,8 @@ void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why) {
     drop_farewell(kvf_recv_of(op));
 }
 
-kvf_status_t kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
+void kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
     kvf_recv_end(kvf_recv_of(op), reason, message, true);
-    return KVF_OK;
 }
 
 kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id) {
@@ -475,7 +474,8 @@ kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id) {
     if (op == NULL || op->ended) {
         return KVF_ERR_UNKNOWN;
     }
-    return kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "cancelled on the generation side");
+    kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "cancelled on the generation side");
+    return KVF_OK;
 }
 
 bool kvf_recv_progress_event(kvf_op_t *op, kvf_event_t *event) {

@@ -8,10 +8,10 @@
 
 /* One verify job covers about this much, so that the driver can take turns. */
 #define VERIFY_BYTES (UINT64_C(4) << 20)
+
 /* ---- coverage ---- */
 
-/* Apply granules [first, end) of an entry's bits. @return Whether all (set) or none (clear) were
- * set before. */
+/* Whether all (set), or none (not set), of the granules [first, end) of an entry are marked. */
 static bool bits_all(const uint64_t *bits, uint64_t first, uint64_t end, bool set) {
     for (uint64_t at = first; at < end;) {
         uint64_t n = 64 - at % 64 < end - at ? 64 - at % 64 : end - at;

@@ -93,12 +93,14 @@ static void on_timer(kvf_timer_t *timer, void *owner) {
 static kvf_status_t copy_tables(kvf_send_op_t *send, const kvf_table_t *tables) {
     kvf_core_t *core = send->op.core;
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-        size_t bytes = (size_t)tables[g].n_blocks * sizeof(int32_t);
-        int32_t *copy = kvf_alloc(core->alloc, bytes);
+        size_t n = (size_t)tables[g].n_blocks;
+        int32_t *copy = kvf_realloc(core->alloc, NULL, n + 1, sizeof(*copy)); /* 0 is legal */
         if (copy == NULL) {
             return KVF_ERR_NO_MEMORY;
         }
-        memcpy(copy, tables[g].slots, bytes);
+        if (n > 0) {
+            memcpy(copy, tables[g].slots, n * sizeof(*copy));
+        }
         send->tables[g] = (kvf_table_t){copy, tables[g].n_blocks};
     }
     return KVF_OK;
@@ -322,9 +324,8 @@ kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t
     return KVF_OK;
 }
 
-kvf_status_t kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
+void kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
     kvf_send_end(kvf_send_of(op), reason, message, true);
-    return KVF_OK;
 }
 
 kvf_status_t kvf_core_send_cancel(kvf_core_t *core, uint64_t id, kvf_status_t reason) {
@@ -332,8 +333,8 @@ kvf_status_t kvf_core_send_cancel(kvf_core_t *core, uint64_t id, kvf_status_t re
     if (op == NULL || op->ended) {
         return KVF_ERR_UNKNOWN;
     }
-    return kvf_send_cancel_op(op, reason == KVF_ERR_PREFILL_FAILED ? reason : KVF_ERR_CANCELLED,
-                              reason == KVF_ERR_PREFILL_FAILED
-                                  ? "the context side lost this prefill"
-                                  : "cancelled on the context side");
+    kvf_send_cancel_op(op, reason == KVF_ERR_PREFILL_FAILED ? reason : KVF_ERR_CANCELLED,
+                       reason == KVF_ERR_PREFILL_FAILED ? "the context side lost this prefill"
+                                                        : "cancelled on the context side");
+    return KVF_OK;
 }

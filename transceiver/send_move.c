@@ -99,8 +99,6 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     final.draft_tokens = send->tokens == NULL ? NULL : send->tokens + send->n_first_tokens;
     final.data = (ProtobufCBinaryData){send->data_bytes, send->data};
     final.since_prefill_us = core->now_us - send->finished_us;
-    final.pages = send->plan.n_pairs;
-    final.pieces = send->op.pieces;
     send->final_sent = true;
     tell_commit(send, ranges, n_ranges, &final);
     kvf_free(core->alloc, ordinals);

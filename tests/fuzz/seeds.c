@@ -101,8 +101,6 @@ static void put_messages(void) {
     final.data = request.ticket;
     final.n_missing = 1;
     final.missing = missings;
-    final.pages = 6;
-    final.pieces = 2;
     Kvf__Wire__Commit commit;
     kvf__wire__commit__init(&commit);
     commit.transfer = &transfer;

@@ -493,6 +493,40 @@ Test(core, holes) {
     pair_close(&p);
 }
 
+/* Window 1 and a full last block: nothing is live, so empty tables are whole ones, and the transfer
+ * completes. */
+Test(core, nothing_to_move) {
+    const kvf_table_t empty = {NULL, 0};
+    kvf_layout_t layout = cluster_layout();
+    watch_t sent = {0}, got = {0};
+    uint64_t send, recv;
+    char ticket[KVF_TICKET_BYTES];
+    kvf_detail_t detail = {""};
+    layout.n_groups = 1;
+    layout.groups[0].window = 1;
+    cluster_t *cluster = cluster_create(&(cluster_options_t){0});
+    node_t *ctx = cluster_node(cluster, &layout, 8, NULL);
+    node_t *gen = cluster_node(cluster, &layout, 8, NULL);
+    const kvf_range_t all = {1, 4, 32};
+    kvf_send_desc_t desc = {.request_id = "r",
+                            .lengths = {.prompt_len = 32},
+                            .allocated_tokens = 32,
+                            .tables = &empty,
+                            .n_tables = 1};
+    cr_assert_eq(kvf_core_send_open(ctx->core, &desc, watch_event, &sent, &send, &detail), KVF_OK,
+                 "%s", detail.text);
+    cr_assert_eq(kvf_core_send_ready(ctx->core, send, &all, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_core_send_finish(ctx->core, send, NULL, &detail), KVF_OK);
+    cr_assert_eq(kvf_core_send_ticket(ctx->core, send, ticket, sizeof(ticket)), KVF_OK);
+    cr_assert_eq(node_fetch(gen, "r", ticket, 32, &empty, &got, &recv, &detail), KVF_OK, "%s",
+                 detail.text);
+    cluster_run(cluster);
+    cr_expect_eq(got.status, KVF_OK, "%s", got.message);
+    cr_expect_eq(got.results + got.releases + sent.results + sent.releases, 4);
+    cr_expect_eq(got.pages, 0);
+    cluster_destroy(cluster);
+}
+
 Test(core, cached_tokens_do_not_travel) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){0}, 40);

@@ -108,7 +108,7 @@ static fixture_t *make_fixture(void) {
     f->final.data = (ProtobufCBinaryData){600, f->ticket};
     f->final.n_missing = KVF_MAX_GROUPS;
     f->final.missing = f->missing_list;
-    f->final.pages = f->final.pieces = f->final.since_prefill_us = UINT64_MAX;
+    f->final.since_prefill_us = UINT64_MAX;
     kvf__wire__commit__init(&f->commit);
     f->commit.transfer = &f->transfer;
     f->commit.n_ranges = 1;
