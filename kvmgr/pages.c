@@ -12,6 +12,7 @@ struct page {
     uint32_t readers;     /* open reads for peers */
     uint32_t read_doubts; /* reads that ended without proof */
     int32_t next_free;    /* the free list runs through the pages themselves */
+    bool cached;          /* the prefix index holds it */
     bool writing;         /* an open grant */
     bool write_doubt;     /* a grant that ended without proof; no read starts meanwhile */
     bool poisoned;
@@ -79,7 +80,10 @@ static kvf_page_label_t label_of(const struct page *page) {
     if (page->readers > 0) {
         return KVF_PAGE_READING;
     }
-    return page->holds > 0 ? KVF_PAGE_HELD : KVF_PAGE_FREE;
+    if (page->holds > 0) {
+        return KVF_PAGE_HELD;
+    }
+    return page->cached ? KVF_PAGE_CACHED : KVF_PAGE_FREE;
 }
 
 /* Open a change of a page: takes it out of the count of its label until end_change() puts it back.
@@ -148,11 +152,12 @@ kvf_status_t kvf_pages_hold(kvf_pages_t *pages, int32_t slot) {
     if (!has_slot(pages, slot)) {
         return KVF_ERR_RANGE;
     }
-    struct page *page = &pages->pages[slot];
-    if (page->holds == 0) {
+    if (pages->pages[slot].holds == 0 && !pages->pages[slot].cached) {
         return KVF_ERR_INVALID;
     }
-    page->holds++; /* no label depends on how many */
+    struct page *page = begin_change(pages, slot);
+    page->holds++;
+    end_change(pages, page);
     return KVF_OK;
 }
 
@@ -165,6 +170,40 @@ kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot) {
     }
     struct page *page = begin_change(pages, slot);
     page->holds--;
+    end_change(pages, page);
+    return KVF_OK;
+}
+
+kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot) {
+    if (!has_slot(pages, slot)) {
+        return KVF_ERR_RANGE;
+    }
+    const struct page *now = &pages->pages[slot];
+    if (now->holds == 0 || now->cached) {
+        return KVF_ERR_INVALID;
+    }
+    if (now->writing || now->write_doubt) {
+        return KVF_ERR_BUSY;
+    }
+    struct page *page = begin_change(pages, slot);
+    page->cached = true;
+    end_change(pages, page);
+    return KVF_OK;
+}
+
+kvf_status_t kvf_pages_evict(kvf_pages_t *pages, int32_t slot) {
+    if (!has_slot(pages, slot)) {
+        return KVF_ERR_RANGE;
+    }
+    const struct page *now = &pages->pages[slot];
+    if (!now->cached) {
+        return KVF_ERR_INVALID;
+    }
+    if (now->readers > 0 || in_doubt(now)) {
+        return KVF_ERR_BUSY;
+    }
+    struct page *page = begin_change(pages, slot);
+    page->cached = false;
     end_change(pages, page);
     return KVF_OK;
 }
@@ -201,7 +240,7 @@ kvf_status_t kvf_pages_write_begin(kvf_pages_t *pages, int32_t slot) {
     if (now->holds == 0) {
         return KVF_ERR_INVALID;
     }
-    if (now->holds > 1 || label_of(now) != KVF_PAGE_HELD) {
+    if (now->holds > 1 || now->cached || label_of(now) != KVF_PAGE_HELD) {
         return KVF_ERR_BUSY;
     }
     struct page *page = begin_change(pages, slot);
@@ -265,6 +304,8 @@ static kvf_status_t audit_page(const kvf_pages_t *pages, int64_t slot, kvf_detai
     } else if ((page->writing || page->write_doubt) &&
                (page->readers > 0 || page->read_doubts > 0)) {
         wrong = "is read and written at once";
+    } else if (page->cached && (page->writing || page->write_doubt)) {
+        wrong = "is written and in the prefix index at once";
     } else if (page->writing && page->write_doubt) {
         wrong = "has two writers";
     }

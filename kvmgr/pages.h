@@ -67,13 +67,30 @@ uint64_t kvf_pages_generation(const kvf_pages_t *pages, int32_t slot);
  */
 KVF_CHECK kvf_status_t kvf_pages_acquire(kvf_pages_t *pages, int64_t n, int32_t *slots);
 
-/** One more sequence holds the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (nobody holds
- * it). */
+/** One more sequence holds the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (neither a
+ * sequence nor the prefix index holds it). */
 KVF_CHECK kvf_status_t kvf_pages_hold(kvf_pages_t *pages, int32_t slot);
 
 /** A sequence lets the page go; it is freed if that was the last use and nothing is in doubt.
  *  @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (no sequence holds it: a double release). */
 KVF_CHECK kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot);
+
+/**
+ * The prefix index holds the page too, whose bytes are final from now on.
+ *
+ * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (no sequence holds it, or the index does already),
+ * KVF_ERR_BUSY (a peer writes it, or may still do so).
+ */
+KVF_CHECK kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot);
+
+/**
+ * The prefix index lets the page go; it is freed if that was the last use. A page under transfer is
+ * never evicted: whoever comes for it next would find other bytes.
+ *
+ * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (the index does not hold it), KVF_ERR_BUSY (read,
+ * or in doubt; the index still holds it).
+ */
+KVF_CHECK kvf_status_t kvf_pages_evict(kvf_pages_t *pages, int32_t slot);
 
 /** A transfer starts to read the page. @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (free),
  * KVF_ERR_BUSY (a writer has it). */
@@ -83,11 +100,11 @@ KVF_CHECK kvf_status_t kvf_pages_read_begin(kvf_pages_t *pages, int32_t slot);
 void kvf_pages_read_end(kvf_pages_t *pages, int32_t slot);
 
 /**
- * Grant the page to a peer: it must be held by exactly one sequence and used by nobody else. Bumps
- * the generation; a grant names the number after the call.
+ * Grant the page to a peer: it must be held by exactly one sequence and used by nobody else (the
+ * prefix index neither). Bumps the generation; a grant names the number after the call.
  *
- * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (not held), KVF_ERR_BUSY (shared, read, written or
- * in doubt).
+ * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (not held), KVF_ERR_BUSY (shared, cached, read,
+ * written or in doubt).
  */
 KVF_CHECK kvf_status_t kvf_pages_write_begin(kvf_pages_t *pages, int32_t slot);
 

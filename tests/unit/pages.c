@@ -93,6 +93,8 @@ Test(pages, slots_outside_the_pool) {
     for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
         cr_assert_eq(kvf_pages_hold(pages, outside[i]), KVF_ERR_RANGE);
         cr_assert_eq(kvf_pages_release(pages, outside[i]), KVF_ERR_RANGE);
+        cr_assert_eq(kvf_pages_cache(pages, outside[i]), KVF_ERR_RANGE);
+        cr_assert_eq(kvf_pages_evict(pages, outside[i]), KVF_ERR_RANGE);
         cr_assert_eq(kvf_pages_read_begin(pages, outside[i]), KVF_ERR_RANGE);
         cr_assert_eq(kvf_pages_write_begin(pages, outside[i]), KVF_ERR_RANGE);
     }
@@ -173,6 +175,63 @@ Test(pages, a_reader_in_doubt_forbids_writing_only) {
     close_pages(pages);
 }
 
+Test(pages, the_index_holds_a_page_that_no_sequence_does) {
+    kvf_pages_t *pages = make_held(1);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_ERR_INVALID, "not in the index");
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_INVALID, "once is enough");
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_HELD);
+    cr_assert_eq(kvf_pages_write_begin(pages, 0), KVF_ERR_BUSY, "others count on its bytes");
+    cr_assert_eq(kvf_pages_release(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_CACHED);
+    cr_assert_eq(kvf_pages_count(pages, KVF_PAGE_CACHED), 1);
+    cr_assert_eq(kvf_pages_acquire(pages, 1, &(int32_t){0}), KVF_ERR_AGAIN);
+    cr_assert_eq(kvf_pages_write_begin(pages, 0), KVF_ERR_INVALID, "nobody holds it");
+    cr_assert_eq(kvf_pages_hold(pages, 0), KVF_OK, "a hit");
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_HELD);
+    cr_assert_eq(kvf_pages_generation(pages, 0), 1, "the same bytes");
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_HELD);
+    cr_assert_eq(kvf_pages_write_begin(pages, 0), KVF_OK, "its own again");
+    kvf_pages_write_end(pages, 0);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_release(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_FREE);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_INVALID, "free");
+    cr_assert_eq(kvf_pages_hold(pages, 0), KVF_ERR_INVALID);
+    close_pages(pages);
+}
+
+Test(pages, a_page_under_transfer_is_not_evicted) {
+    kvf_pages_t *pages = make_held(1);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_read_begin(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_ERR_BUSY);
+    cr_assert_eq(kvf_pages_release(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_ERR_BUSY);
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_READING);
+    kvf_pages_doubt_read(pages, 0);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_ERR_BUSY);
+    kvf_pages_settle(pages, 0);
+    cr_assert_eq(kvf_pages_label(pages, 0), KVF_PAGE_CACHED);
+    cr_assert_eq(kvf_pages_read_begin(pages, 0), KVF_OK, "a hit of the sender");
+    kvf_pages_read_end(pages, 0);
+    cr_assert_eq(kvf_pages_evict(pages, 0), KVF_OK);
+    close_pages(pages);
+}
+
+Test(pages, the_index_takes_no_page_that_a_peer_may_write) {
+    kvf_pages_t *pages = make_held(1);
+    cr_assert_eq(kvf_pages_write_begin(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_BUSY);
+    kvf_pages_doubt_write(pages, 0);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_BUSY);
+    kvf_pages_settle(pages, 0);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK);
+    close_pages(pages);
+}
+
 Test(pages, an_end_without_a_begin_is_a_defect, .signal = SIGABRT) {
     kvf_pages_read_end(make_held(1), 0);
 }
@@ -234,6 +293,15 @@ static void break_two_writers(kvf_pages_t *pages) {
     pages->pages[1].write_doubt = true;
 }
 
+static void break_cached_writer(kvf_pages_t *pages) {
+    pages->pages[1].cached = true;
+    pages->pages[1].write_doubt = true;
+}
+
+static void break_cached_free(kvf_pages_t *pages) {
+    pages->pages[2].cached = true;
+}
+
 static const struct {
     void (*damage)(kvf_pages_t *pages);
     const char *word;
@@ -248,6 +316,8 @@ static const struct {
     {break_poison, "page 1 is poisoned"},
     {break_writer, "page 1 is read and written"},
     {break_two_writers, "page 1 has two writers"},
+    {break_cached_writer, "page 1 is written and in the prefix index"},
+    {break_cached_free, "page 2 is free and in use"},
 };
 
 Test(pages, audit_finds_every_damage) {
