@@ -182,7 +182,7 @@ kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot) {
     if (now->holds == 0 || now->cached) {
         return KVF_ERR_INVALID;
     }
-    if (now->writing || now->write_doubt) {
+    if (now->writing || in_doubt(now)) {
         return KVF_ERR_BUSY;
     }
     struct page *page = begin_change(pages, slot);

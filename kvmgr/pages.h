@@ -79,7 +79,7 @@ KVF_CHECK kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot);
  * The prefix index holds the page too, whose bytes are final from now on.
  *
  * @return KVF_OK, KVF_ERR_RANGE, KVF_ERR_INVALID (no sequence holds it, or the index does already),
- * KVF_ERR_BUSY (a peer writes it, or may still do so).
+ * KVF_ERR_BUSY (written or in doubt: just what its label says).
  */
 KVF_CHECK kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot);
 

@@ -170,14 +170,15 @@ static bool step_hold(struct model *m, kvf_pages_t *pages, int32_t slot, bool re
 
 static bool step_cache(struct model *m, kvf_pages_t *pages, int32_t slot, bool evict) {
     int cached = count(m, slot, CACHE), holds = count(m, slot, HOLD);
-    int writers = count(m, slot, WRITE) + count(m, slot, WRITE_DOUBT);
+    int doubts = count(m, slot, READ_DOUBT) + count(m, slot, WRITE_DOUBT);
+    bool unsure = doubts + count(m, slot, WRITE) > 0;
     kvf_status_t want = KVF_OK;
     if (evict) {
         want = cached == 0                        ? KVF_ERR_INVALID
                : m->n_uses[slot] > cached + holds ? KVF_ERR_BUSY
                                                   : KVF_OK;
     } else {
-        want = cached > 0 || holds == 0 ? KVF_ERR_INVALID : writers > 0 ? KVF_ERR_BUSY : KVF_OK;
+        want = cached > 0 || holds == 0 ? KVF_ERR_INVALID : unsure ? KVF_ERR_BUSY : KVF_OK;
     }
     if (want == KVF_OK && evict) {
         drop(m, slot, CACHE);

@@ -228,7 +228,13 @@ Test(pages, the_index_takes_no_page_that_a_peer_may_write) {
     kvf_pages_doubt_write(pages, 0);
     cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_BUSY);
     kvf_pages_settle(pages, 0);
-    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_read_begin(pages, 0), KVF_OK);
+    kvf_pages_doubt_read(pages, 0);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_ERR_BUSY);
+    kvf_pages_settle(pages, 0);
+    cr_assert_eq(kvf_pages_read_begin(pages, 0), KVF_OK);
+    cr_assert_eq(kvf_pages_cache(pages, 0), KVF_OK, "a reader does no harm");
+    kvf_pages_read_end(pages, 0);
     close_pages(pages);
 }
 
