@@ -37,6 +37,10 @@ static uint64_t other(uint64_t conn) {
     return conn % 2 == 1 ? conn + 1 : conn - 1;
 }
 
+static uint64_t node_now(const node_t *node) {
+    return node->cluster->now_us + node->ahead_us;
+}
+
 /* ---- actions ---- */
 
 static uint64_t connect_to(cluster_t *cluster, node_t *from, node_t *to) {
@@ -197,7 +201,7 @@ static bool step_node(node_t *node) {
     if (node->core == NULL || !alive(node)) {
         return false;
     }
-    kvf_core_set_time(node->core, node->cluster->now_us);
+    kvf_core_set_time(node->core, node_now(node));
     any |= node->mover->ops->progress(node->mover) > 0;
     while (node->jobs != NULL) {
         kvf_verify_t *job = node->jobs;
@@ -221,7 +225,8 @@ void cluster_run(cluster_t *cluster) {
         any = false;
         for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
             if (cluster->ends[conn].node != NULL && cluster->ends[conn].node->core != NULL) {
-                kvf_core_set_time(cluster->ends[conn].node->core, cluster->now_us);
+                kvf_core_set_time(cluster->ends[conn].node->core,
+                                  node_now(cluster->ends[conn].node));
             }
             any |= step_end(cluster, conn);
         }
@@ -330,7 +335,7 @@ static void node_start(node_t *node) {
         config.regions[g] = (kvf_core_region_t){node->pages[g], KVF_MEM_FAKE};
     }
     cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
-    kvf_core_set_time(node->core, cluster->now_us);
+    kvf_core_set_time(node->core, node_now(node));
     cr_assert_eq(kvf_core_set_addresses(node->core, node->address, address, address_bytes), KVF_OK);
     node->dead = false;
 }
@@ -534,13 +539,13 @@ kvf_status_t node_offer(node_t *node, const char *request_id, int64_t prompt,
                         char ticket[KVF_TICKET_BYTES]) {
     const int32_t first = 42;
     const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
-    const kvf_range_t all = {0, 5, prompt};
+    const kvf_range_t all = {.layer_end = 5, .token_end = prompt};
     kvf_send_desc_t desc = {.request_id = request_id,
                             .lengths = {.prompt_len = prompt},
                             .allocated_tokens = prompt,
                             .tables = tables,
                             .n_tables = node->layout.n_groups};
-    kvf_core_set_time(node->core, node->cluster->now_us);
+    kvf_core_set_time(node->core, node_now(node));
     kvf_status_t status = kvf_core_send_open(node->core, &desc, watch_event, watch, id_p, NULL);
     if (status == KVF_OK) {
         status = kvf_core_send_ready(node->core, *id_p, &all, NULL);
@@ -561,6 +566,6 @@ kvf_status_t node_fetch(node_t *node, const char *request_id, const char *ticket
                             .allocated_tokens = prompt,
                             .tables = tables,
                             .n_tables = node->layout.n_groups};
-    kvf_core_set_time(node->core, node->cluster->now_us);
+    kvf_core_set_time(node->core, node_now(node));
     return kvf_core_recv_open(node->core, &desc, watch_event, watch, id_p, detail);
 }

@@ -41,6 +41,7 @@ typedef struct node {
     kvf_pages_t *pages[KVF_MAX_GROUPS];
     uint8_t *memory[KVF_MAX_GROUPS];
     int64_t n_pages;
+    uint64_t ahead_us; /**< its clock is ahead of the cluster's; set it while nothing runs */
     char address[KVF_ADDRESS_BYTES];
     bool dead;    /**< killed: nothing is delivered to it, its connections are closed */
     bool stopped; /**< frozen: nothing is delivered to it, its connections stay */
