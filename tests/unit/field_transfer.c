@@ -331,7 +331,7 @@ static kvf_layout_t layers_of(uint32_t n) {
 Test(field, sglang_17212_32_layers_against_33) {
     for (int more = 0; more < 2; more++) {
         kvf_layout_t few = layers_of(32), many = layers_of(33);
-        const kvf_range_t all = {0, more == 0 ? 32 : 33, 40};
+        const kvf_range_t all = {.layer_end = more == 0 ? 32 : 33, .token_end = 40};
         duo_t d = {.prompt = 40};
         d.cluster = cluster_create(&(cluster_options_t){0});
         d.ctx = cluster_node(d.cluster, more == 0 ? &few : &many, 16, NULL);
@@ -395,7 +395,10 @@ Test(field, sglang_33970_nothing_is_read_before_it_is_ready) {
             }
         }
         cr_assert_eq(
-            kvf_core_send_ready(d.ctx->core, d.send, &(kvf_range_t){layer, layer + 1, 45}, NULL),
+            kvf_core_send_ready(
+                d.ctx->core, d.send,
+                &(kvf_range_t){.layer_first = layer, .layer_end = layer + 1, .token_end = 45},
+                NULL),
             KVF_OK);
         cluster_run(d.cluster);
         cr_expect_eq(d.got.layers, layer + 1);
