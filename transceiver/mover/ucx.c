@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/mover/ucx_address.h"
-#include "transceiver/mover/ucx_context.h"
+#include "transceiver/mover/ucx_path.h"
 
-#include "kernels/digest.h"
 #include "kvmgr/base/clock.h"
 
-#include <stdio.h>
+#include <errno.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #define HASH_FUNCTION HASH_FNV
 #define HASH_NONFATAL_OOM 1
@@ -16,53 +17,24 @@
 #include <uthash.h>
 #include <utlist.h>
 
-#define AM_ID 0
-/* Fits one tcp segment with its header, so the receiver need not put it together. A multiple of a
- * digest leaf. */
-#define CHUNK_BYTES (UINT64_C(256) << 10)
-#define PEER_OPS 32U                   /* chunks of a peer that UCX holds at once */
-#define PEER_WINDOWS 64U               /* posted windows of a peer */
-#define MAX_PEERS 4096U                /* paths, those that are closing included */
+#define MAX_PEERS 4096U                /* paths, those that are ending included */
 #define TURN_ROUNDS 64U                /* of one progress call */
 #define TURN_BYTES (UINT64_C(2) << 20) /* sent, and landed, in one progress call */
-#define END_ROUNDS 1000U               /* to let closing paths finish in destroy */
 
 struct peer;
 
-typedef enum job_state { JOB_FREE, JOB_WAITING, JOB_SENT, JOB_DONE } job_state_t;
-
-/* A posted window. */
-typedef struct job {
-    kvf_window_t *window;
-    struct peer *peer;
-    struct job *prev, *next; /* of free_jobs, waiting or done; of none while JOB_SENT */
-    uint64_t piece_off;      /* the next chunk begins here */
-    uint32_t piece_idx;
-    uint32_t n_busy; /* chunks that UCX holds */
-    job_state_t state;
-    kvf_status_t status;
-} job_t;
-
-/* A chunk that UCX holds. UCX reads the header until then. */
-typedef struct op {
-    uint8_t header[KVF_CHUNK_HEADER_BYTES];
-    job_t *job;
-    struct op *next;
-} op_t;
-
+/* One worker receives from all peers; each path has another one to send. */
 typedef struct mover {
     kvf_mover_t base;
     kvf_ucx_t *ucx;
     const kvf_alloc_t *alloc;
     kvf_mover_sink_t sink;
     ucp_worker_h worker;
-    int fd;
+    int fd;                    /* readable when a worker's is */
     kvf_ucx_release_t release; /* of UCX */
     bool ending;
     struct peer *by_number; /* connected, broken ones included */
-    struct peer *troubled;  /* broken or disconnected */
-    struct peer *sending;   /* with waiting jobs, in the order of their turns */
-    job_t *done;            /* to be told */
+    struct peer *peers;     /* all, in the order of their turns */
     uint32_t n_peers;
     uint64_t turn_bytes; /* landed in this progress call */
     uint64_t n_refused;
@@ -70,137 +42,36 @@ typedef struct mover {
 
 typedef struct peer {
     uint64_t number;
-    mover_t *mover;
-    ucp_ep_h ep;     /* NULL once closed */
-    void *close_req; /* a close that has not finished */
-    bool broken;     /* takes no more chunks, and is on troubled */
-    bool untold;     /* broken, and the sink does not know */
-    bool gone;       /* disconnected */
-    bool unlisted;   /* no memory to list it in by_number */
-    char why[160];
-    job_t *free_jobs, *waiting;
-    op_t *free_ops;
-    uint32_t n_jobs;                          /* posted and not told */
-    struct peer *turn_prev, *turn_next;       /* of sending */
-    struct peer *trouble_prev, *trouble_next; /* of troubled */
+    kvf_ucx_path_t *path;
+    bool told;     /* the sink knows that the path is broken, or need not */
+    bool gone;     /* disconnected */
+    bool unlisted; /* no memory to list it in by_number */
+    struct peer *prev, *next;
     UT_hash_handle hh;
-    job_t jobs[PEER_WINDOWS];
-    op_t ops[PEER_OPS];
 } peer_t;
 
 static mover_t *mover_of(kvf_mover_t *base) {
     return (mover_t *)base;
 }
 
-/* ---- windows --------------------------------------------------------------------------------- */
-
-static void job_settle(job_t *job) {
-    if (job->state == JOB_SENT && job->n_busy == 0) {
-        job->state = JOB_DONE;
-        DL_APPEND(job->peer->mover->done, job);
-    }
+static peer_t *find_peer(mover_t *m, uint64_t number) {
+    peer_t *peer;
+    HASH_FIND(hh, m->by_number, &number, sizeof(number), peer);
+    return peer;
 }
 
-/* Nothing more of it will be sent. */
-static void job_stop(job_t *job) {
-    peer_t *peer = job->peer;
-    DL_DELETE(peer->waiting, job);
-    if (peer->waiting == NULL) {
-        DL_DELETE2(peer->mover->sending, peer, turn_prev, turn_next);
-    }
-    job->state = JOB_SENT;
-    job_settle(job);
-}
+/* ---- sending --------------------------------------------------------------------------------- */
 
-/* Only marks: UCX may be calling us, so the endpoint is closed later, by tend. */
-static void break_path(peer_t *peer, const char *why) {
-    if (peer->broken) {
-        return;
-    }
-    peer->broken = true;
-    peer->untold = !peer->gone;
-    (void)snprintf(peer->why, sizeof(peer->why), "%s", why);
-    DL_APPEND2(peer->mover->troubled, peer, trouble_prev, trouble_next);
-    while (peer->waiting != NULL) {
-        peer->waiting->status = KVF_ERR_PEER_LOST;
-        job_stop(peer->waiting);
-    }
-}
-
-static void op_done(op_t *op, ucs_status_t status) {
-    job_t *job = op->job;
-    LL_PREPEND(job->peer->free_ops, op);
-    job->n_busy--;
-    if (status != UCS_OK) {
-        if (job->status == KVF_OK) {
-            bool path = kvf_ucx_status(status) == KVF_ERR_PEER_LOST;
-            job->status = path ? KVF_ERR_PEER_LOST : KVF_ERR_IO;
-        }
-        break_path(job->peer, ucs_status_string(status));
-    }
-    job_settle(job);
-}
-
-static void on_sent(void *request, ucs_status_t status, void *op) {
-    ucp_request_free(request);
-    op_done(op, status);
-}
-
-/* Send the next chunk of the peer's first waiting window. */
-static uint64_t send_chunk(peer_t *peer) {
-    const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        .flags = UCP_AM_SEND_FLAG_EAGER,
-        .cb.send = on_sent,
-        .user_data = peer->free_ops,
-        .memory_type = UCS_MEMORY_TYPE_HOST,
-    };
-    job_t *job = peer->waiting;
-    const kvf_window_t *window = job->window;
-    kvf_piece_t *piece = &window->pieces[job->piece_idx];
-    uint64_t off = job->piece_off;
-    uint64_t left = piece->bytes - off;
-    const kvf_chunk_t chunk = {
-        .transfer = window->transfer,
-        .group_idx = piece->group_idx,
-        .slot = piece->slot,
-        .ordinal = piece->ordinal,
-        .generation = piece->generation,
-        .grant_key = window->grant_key,
-        .offset = piece->offset + off,
-        .bytes = left < CHUNK_BYTES ? left : CHUNK_BYTES,
-    };
-    op_t *op = peer->free_ops;
-
-    if (off == 0) {
-        piece->digest = kvf_digest(piece->source, piece->bytes);
-    }
-    LL_DELETE(peer->free_ops, op);
-    op->job = job;
-    kvf_chunk_encode(&chunk, op->header);
-    job->n_busy++;
-    job->piece_off += chunk.bytes;
-    if (job->piece_off == piece->bytes) {
-        job->piece_off = 0;
-        job->piece_idx++;
-    }
-    void *request = ucp_am_send_nbx(peer->ep, AM_ID, op->header, sizeof(op->header),
-                                    piece->source + off, (size_t)chunk.bytes, &param);
-    if (!UCS_PTR_IS_PTR(request)) {
-        op_done(op, UCS_PTR_STATUS(request));
-    }
-    if (job->state == JOB_WAITING && job->piece_idx == window->n_pieces) {
-        job_stop(job);
-    }
-    return chunk.bytes;
+static kvf_status_t ucx_post(kvf_mover_t *base, kvf_window_t *window) {
+    peer_t *peer = find_peer(mover_of(base), window->peer);
+    return peer == NULL ? KVF_ERR_PEER_LOST : kvf_ucx_path_post(peer->path, window);
 }
 
 /* The next peer that can send; its turn is over when it has sent a chunk's worth. */
 static peer_t *next_turn(const mover_t *m) {
     peer_t *peer;
-    DL_FOREACH2(m->sending, peer, turn_next) {
-        if (peer->free_ops != NULL) {
+    DL_FOREACH(m->peers, peer) {
+        if (kvf_ucx_path_can_send(peer->path)) {
             return peer;
         }
     }
@@ -213,10 +84,10 @@ static unsigned send_some(mover_t *m) {
     peer_t *peer;
     while (sent < TURN_BYTES && (peer = next_turn(m)) != NULL) {
         uint64_t turn = 0;
-        DL_DELETE2(m->sending, peer, turn_prev, turn_next);
-        DL_APPEND2(m->sending, peer, turn_prev, turn_next);
-        while (turn < CHUNK_BYTES && peer->waiting != NULL && peer->free_ops != NULL) {
-            turn += send_chunk(peer);
+        DL_DELETE(m->peers, peer);
+        DL_APPEND(m->peers, peer);
+        while (turn < KVF_UCX_CHUNK_BYTES && kvf_ucx_path_can_send(peer->path)) {
+            turn += kvf_ucx_path_send(peer->path);
             n++;
         }
         sent += turn;
@@ -224,94 +95,62 @@ static unsigned send_some(mover_t *m) {
     return n;
 }
 
-static kvf_status_t ucx_post(kvf_mover_t *base, kvf_window_t *window) {
-    mover_t *m = mover_of(base);
-    peer_t *peer;
-    HASH_FIND(hh, m->by_number, &window->peer, sizeof(window->peer), peer);
-    if (peer == NULL || peer->broken) {
-        return KVF_ERR_PEER_LOST;
-    }
-    job_t *job = peer->free_jobs;
-    if (job == NULL) {
-        return KVF_ERR_AGAIN;
-    }
-    DL_DELETE(peer->free_jobs, job);
-    *job = (job_t){.window = window, .peer = peer, .state = JOB_WAITING};
-    window->priv = job;
-    peer->n_jobs++;
-    if (window->n_pieces == 0) {
-        job->state = JOB_SENT;
-        job_settle(job);
-        return KVF_OK;
-    }
-    if (peer->waiting == NULL) {
-        DL_APPEND2(m->sending, peer, turn_prev, turn_next);
-    }
-    DL_APPEND(peer->waiting, job);
-    return KVF_OK;
-}
-
 /* ---- paths ----------------------------------------------------------------------------------- */
 
-static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status) {
-    (void)ep;
-    break_path(arg, ucs_status_string(status));
+static bool watch(const mover_t *m, ucp_worker_h worker) {
+    struct epoll_event event = {.events = EPOLLIN};
+    int fd;
+    return ucp_worker_get_efd(worker, &fd) == UCS_OK &&
+           epoll_ctl(m->fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* Close what is broken. Never from inside a call of UCX. */
+/* End what is broken or given up. A descriptor leaves m->fd when it is closed. */
 static void tend(mover_t *m) {
-    const ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                       .flags = UCP_EP_CLOSE_FLAG_FORCE};
     peer_t *peer;
-    DL_FOREACH2(m->troubled, peer, trouble_next) {
-        if (peer->ep != NULL) {
-            void *request = ucp_ep_close_nbx(peer->ep, &force);
-            peer->ep = NULL;
-            peer->close_req = UCS_PTR_IS_PTR(request) ? request : NULL;
-        }
-        if (peer->close_req != NULL &&
-            ucp_request_check_status(peer->close_req) != UCS_INPROGRESS) {
-            ucp_request_free(peer->close_req);
-            peer->close_req = NULL;
+    DL_FOREACH(m->peers, peer) {
+        if (peer->gone || kvf_ucx_path_broken(peer->path) != NULL) {
+            kvf_ucx_path_close(peer->path);
         }
     }
 }
 
-/* Tell the sink what ended. It may post, connect and disconnect. */
+/* A peer about which the sink must be told something. */
+static peer_t *next_news(const mover_t *m) {
+    peer_t *peer;
+    DL_FOREACH(m->peers, peer) {
+        if (kvf_ucx_path_has_done(peer->path) ||
+            (!peer->told && kvf_ucx_path_broken(peer->path) != NULL)) {
+            return peer;
+        }
+    }
+    return NULL;
+}
+
+/* Tell the sink what ended: windows before the path that carried them. It may post, connect and
+ * disconnect. */
 static unsigned tell(mover_t *m) {
     unsigned n = 0;
-    job_t *job;
-    peer_t *peer;
-    while ((job = m->done) != NULL) {
-        kvf_window_t *window = job->window;
-        peer = job->peer;
-        DL_DELETE(m->done, job);
-        job->state = JOB_FREE;
-        DL_APPEND(peer->free_jobs, job);
-        peer->n_jobs--;
-        window->priv = NULL;
-        m->sink.moved(m->sink.ctx, window, job->status);
-        n++;
-    }
-    do {
-        DL_FOREACH2(m->troubled, peer, trouble_next) {
-            if (peer->untold) {
-                peer->untold = false;
-                m->sink.broken(m->sink.ctx, peer->number, peer->why);
-                n++;
-                break;
-            }
+    for (peer_t *peer; (peer = next_news(m)) != NULL; n++) {
+        kvf_status_t status;
+        kvf_window_t *window = kvf_ucx_path_take(peer->path, &status);
+        if (window != NULL) {
+            m->sink.moved(m->sink.ctx, window, status);
+        } else {
+            peer->told = true;
+            m->sink.broken(m->sink.ctx, peer->number, kvf_ucx_path_broken(peer->path));
         }
-    } while (peer != NULL);
+    }
     return n;
 }
 
 static void reap(mover_t *m) {
     peer_t *peer, *next;
-    DL_FOREACH_SAFE2(m->troubled, peer, next, trouble_next) {
-        if (peer->gone && peer->ep == NULL && peer->close_req == NULL && peer->n_jobs == 0) {
-            DL_DELETE2(m->troubled, peer, trouble_prev, trouble_next);
+    DL_FOREACH_SAFE(m->peers, peer, next) {
+        if (peer->gone && kvf_ucx_path_worker(peer->path) == NULL &&
+            kvf_ucx_path_idle(peer->path)) {
+            DL_DELETE(m->peers, peer);
             m->n_peers--;
+            kvf_ucx_path_destroy(peer->path);
             kvf_free(m->alloc, peer);
         }
     }
@@ -323,87 +162,66 @@ static kvf_status_t ucx_connect(kvf_mover_t *base, uint64_t number, const void *
     _Alignas(max_align_t) uint8_t aligned[KVF_UCX_ADDRESS_BYTES] = {0};
     const void *inside;
     size_t inside_bytes;
-    kvf_ucx_scope_t scope;
-    peer_t *peer;
 
-    HASH_FIND(hh, m->by_number, &number, sizeof(number), peer);
-    if (number == 0 || peer != NULL || m->ending) {
+    if (number == 0 || find_peer(m, number) != NULL || m->ending) {
         return kvf_fail(detail, KVF_ERR_INVALID, "peer number %llu is in use",
                         (unsigned long long)number);
     }
-    kvf_status_t result =
+    kvf_status_t status =
         kvf_ucx_address_unwrap(m->release, address, bytes, &inside, &inside_bytes, detail);
-    if (result != KVF_OK) {
-        return result;
+    if (status != KVF_OK) {
+        return status;
     }
     memcpy(aligned, inside, inside_bytes);
     if (m->n_peers == MAX_PEERS) {
         return kvf_fail(detail, KVF_ERR_AGAIN, "%u paths are open or closing", MAX_PEERS);
     }
-    peer = kvf_calloc(m->alloc, 1, sizeof(*peer));
+    peer_t *peer = kvf_calloc(m->alloc, 1, sizeof(*peer));
     if (peer == NULL) {
-        goto err_no_memory;
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
     }
     peer->number = number;
-    peer->mover = m;
-    for (uint32_t i = 0; i < PEER_WINDOWS; i++) {
-        DL_APPEND(peer->free_jobs, &peer->jobs[i]);
+    status = kvf_ucx_path_create(m->ucx, (const ucp_address_t *)aligned, &peer->path, detail);
+    if (status != KVF_OK) {
+        goto err_free;
     }
-    for (uint32_t i = 0; i < PEER_OPS; i++) {
-        LL_PREPEND(peer->free_ops, &peer->ops[i]);
+    if (!watch(m, kvf_ucx_path_worker(peer->path))) {
+        status =
+            kvf_fail(detail, KVF_ERR_IO, "a path to a peer cannot be polled: %s", strerror(errno));
+        goto err_path;
     }
     HASH_ADD(hh, m->by_number, number, sizeof(peer->number), peer);
     if (peer->unlisted) {
-        goto err_free;
+        status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
+        goto err_path;
     }
-
-    const ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = (const ucp_address_t *)aligned,
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {on_error, peer},
-    };
-    kvf_ucx_scope_enter(&scope, &m->ucx->log);
-    ucs_status_t status = ucp_ep_create(m->worker, &params, &peer->ep);
-    kvf_ucx_scope_leave(&scope);
-    if (status != UCS_OK) {
-        HASH_DELETE(hh, m->by_number, peer);
-        kvf_free(m->alloc, peer);
-        bool apart =
-            status == UCS_ERR_UNREACHABLE; /* nothing was dialled: no transport in common */
-        return kvf_fail(detail, apart ? KVF_ERR_INCOMPATIBLE : kvf_ucx_status(status),
-                        "ucx cannot reach the peer over tls \"%s\": %s%s%s%s", m->ucx->tls,
-                        apart ? "give both nodes a transport in common (ucx.tls, ucx.devices); "
-                              : "",
-                        ucs_status_string(status), scope.said[0] ? "; " : "", scope.said);
-    }
+    DL_APPEND(m->peers, peer);
     m->n_peers++;
     return KVF_OK;
 
+err_path:
+    kvf_ucx_path_close(peer->path);
+    kvf_ucx_path_destroy(peer->path);
 err_free:
     kvf_free(m->alloc, peer);
-err_no_memory:
-    return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
+    return status;
 }
 
 static void leave_peer(mover_t *m, peer_t *peer) {
     HASH_DELETE(hh, m->by_number, peer);
     peer->gone = true;
-    peer->untold = false;
-    break_path(peer, "disconnected");
+    peer->told = true;
 }
 
 static void ucx_disconnect(kvf_mover_t *base, uint64_t number) {
     mover_t *m = mover_of(base);
-    peer_t *peer;
-    HASH_FIND(hh, m->by_number, &number, sizeof(number), peer);
+    peer_t *peer = find_peer(m, number);
     if (peer != NULL) {
         leave_peer(m, peer);
     }
 }
 
-/* ---- the worker ------------------------------------------------------------------------------ */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static ucs_status_t on_chunk(void *arg, const void *header, size_t header_bytes, void *data,
                              size_t bytes, const ucp_am_recv_param_t *param) {
@@ -426,6 +244,17 @@ static ucs_status_t on_chunk(void *arg, const void *header, size_t header_bytes,
     return UCS_OK;
 }
 
+/* Advance every worker. */
+static unsigned advance(mover_t *m) {
+    unsigned n = ucp_worker_progress(m->worker);
+    peer_t *peer;
+    DL_FOREACH(m->peers, peer) {
+        ucp_worker_h worker = kvf_ucx_path_worker(peer->path);
+        n += worker == NULL ? 0 : ucp_worker_progress(worker);
+    }
+    return n;
+}
+
 static unsigned ucx_progress(kvf_mover_t *base) {
     mover_t *m = mover_of(base);
     kvf_ucx_scope_t scope;
@@ -434,7 +263,7 @@ static unsigned ucx_progress(kvf_mover_t *base) {
     m->turn_bytes = 0;
     n += send_some(m);
     for (uint32_t i = 0; i < TURN_ROUNDS && m->turn_bytes < TURN_BYTES; i++) {
-        unsigned did = ucp_worker_progress(m->worker);
+        unsigned did = advance(m);
         if (did == 0) {
             break;
         }
@@ -454,11 +283,12 @@ static int ucx_fd(kvf_mover_t *base) {
 static bool ucx_arm(kvf_mover_t *base) {
     const mover_t *m = mover_of(base);
     const peer_t *peer;
-    if (m->done != NULL || next_turn(m) != NULL) {
+    if (next_turn(m) != NULL || next_news(m) != NULL) {
         return false;
     }
-    DL_FOREACH2(m->troubled, peer, trouble_next) {
-        if (peer->ep != NULL || peer->untold) {
+    DL_FOREACH(m->peers, peer) {
+        ucp_worker_h worker = kvf_ucx_path_worker(peer->path);
+        if (worker != NULL && (peer->gone || ucp_worker_arm(worker) != UCS_OK)) {
             return false;
         }
     }
@@ -483,21 +313,6 @@ static kvf_status_t ucx_address(kvf_mover_t *base, void *buf, size_t cap, size_t
     return result;
 }
 
-static bool all_quiet(const mover_t *m) {
-    const peer_t *peer;
-    DL_FOREACH2(m->troubled, peer, trouble_next) {
-        if (peer->close_req != NULL) {
-            return false;
-        }
-        for (uint32_t i = 0; i < PEER_WINDOWS; i++) {
-            if (peer->jobs[i].n_busy > 0) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 static void ucx_destroy(kvf_mover_t *base) {
     mover_t *m = mover_of(base);
     kvf_ucx_scope_t scope;
@@ -511,25 +326,10 @@ static void ucx_destroy(kvf_mover_t *base) {
         leave_peer(m, peer);
     }
     tend(m);
-    for (uint32_t i = 0; i < END_ROUNDS && !all_quiet(m); i++) {
-        (void)ucp_worker_progress(m->worker);
-        tend(m);
-    }
-    ucp_worker_destroy(m->worker);
-    /* Whatever UCX did not report ended with the worker. */
-    DL_FOREACH2(m->troubled, peer, trouble_next) {
-        for (uint32_t i = 0; i < PEER_WINDOWS; i++) {
-            job_t *job = &peer->jobs[i];
-            if (job->state == JOB_SENT) {
-                job->status = KVF_ERR_PEER_LOST;
-                job->n_busy = 0;
-                job_settle(job);
-            }
-        }
-        peer->close_req = NULL;
-    }
     (void)tell(m);
     reap(m);
+    ucp_worker_destroy(m->worker);
+    (void)close(m->fd);
     kvf_ucx_scope_leave(&scope);
     kvf_free(m->alloc, m);
 }
@@ -574,7 +374,7 @@ kvf_status_t kvf_mover_ucx_create(kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
     const ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = AM_ID,
+        .id = KVF_UCX_AM_ID,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = on_chunk,
         .arg = m,
@@ -584,15 +384,16 @@ kvf_status_t kvf_mover_ucx_create(kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
     if (status != UCS_OK) {
         goto err_free;
     }
+    m->fd = epoll_create1(EPOLL_CLOEXEC);
     status = ucp_worker_query(m->worker, &attr);
     if (status == UCS_OK && attr.max_am_header < KVF_CHUNK_HEADER_BYTES) {
         status = UCS_ERR_UNSUPPORTED;
     }
     if (status == UCS_OK) {
-        status = ucp_worker_get_efd(m->worker, &m->fd);
-    }
-    if (status == UCS_OK) {
         status = ucp_worker_set_am_recv_handler(m->worker, &handler);
+    }
+    if (status == UCS_OK && (m->fd < 0 || !watch(m, m->worker))) {
+        status = UCS_ERR_IO_ERROR;
     }
     if (status != UCS_OK) {
         goto err_worker;
@@ -602,6 +403,9 @@ kvf_status_t kvf_mover_ucx_create(kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
     return KVF_OK;
 
 err_worker:
+    if (m->fd >= 0) {
+        (void)close(m->fd);
+    }
     ucp_worker_destroy(m->worker);
 err_free:
     kvf_ucx_scope_leave(&scope);

@@ -186,9 +186,6 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         /* A chunk of the mover in one segment: it is handed over where it was received. */
         {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
         {tcp, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "1m"},
-        /* One event at a time: an event may end a connection whose own event waits in the same
-         * batch, and UCX then follows a stale pointer (seen when a frozen peer came back). */
-        {tcp, "TCP_MAX_POLL", "MAX_POLL", "1"},
         {silent && ucx->posix_memory, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent && ucx->sysv_memory, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent, "KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "1s"},
