@@ -126,47 +126,59 @@ kvf_op_t *kvf_op_find(kvf_core_t *core, uint64_t id, kvf_op_kind_t kind) {
     return op != NULL && op->kind == kind && !op->released ? op : NULL;
 }
 
-kvf_status_t kvf_core_check_request(kvf_core_t *core, const kvf_lengths_t *lengths,
-                                    bool include_drafts, int64_t allocated_tokens,
-                                    int64_t cached_tokens, const kvf_table_t *tables,
-                                    uint32_t n_tables, kvf_wanted_t *wanted, kvf_detail_t *detail) {
-    const char *side = include_drafts ? "generation" : "context";
-    const kvf_cp_t whole = {1, 0};
+kvf_status_t kvf_core_check_tables(const kvf_core_t *core, const kvf_table_t *tables,
+                                   uint32_t n_tables, kvf_detail_t *detail) {
     if (tables == NULL || n_tables != core->layout.n_groups) {
         return kvf_fail(detail, KVF_ERR_INVALID, "%" PRIu32 " tables for %" PRIu32 " layer groups",
                         n_tables, core->layout.n_groups);
     }
-    kvf_status_t status =
-        kvf_check_capacity(lengths, include_drafts, side, allocated_tokens, detail);
+    for (uint32_t g = 0; g < n_tables; g++) {
+        if (tables[g].n_blocks < 0 || (tables[g].n_blocks > 0 && tables[g].slots == NULL)) {
+            return kvf_fail(detail, KVF_ERR_INVALID, "group %s: a table of %" PRId64 " blocks",
+                            core->layout.groups[g].name, tables[g].n_blocks);
+        }
+    }
+    return KVF_OK;
+}
+
+kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *request_id,
+                                    const kvf_lengths_t *lengths, bool include_drafts,
+                                    int64_t allocated_tokens, int64_t cached_tokens,
+                                    const kvf_table_t *tables, uint32_t n_tables,
+                                    kvf_wanted_t *wanted, kvf_detail_t *detail) {
+    const char *side = include_drafts ? "generation" : "context";
+    const kvf_cp_t whole = {1, 0};
+    kvf_detail_t text;
+    kvf_status_t status = kvf_core_check_tables(core, tables, n_tables, detail);
     if (status != KVF_OK) {
-        core->counters.capacity_mismatches += status == KVF_ERR_CAPACITY_MISMATCH;
         return status;
+    }
+    status = kvf_check_capacity(lengths, include_drafts, side, allocated_tokens, &text);
+    if (status == KVF_ERR_CAPACITY_MISMATCH) {
+        core->counters.capacity_mismatches++;
+        kvf_log(core->log, KVF_LOG_WARN, "request %s is refused: %s", request_id, text.text);
+    }
+    if (status != KVF_OK) {
+        return kvf_fail(detail, status, "%s", text.text);
     }
     for (uint32_t g = 0; g < n_tables; g++) {
         const kvf_layer_group_t *group = &core->layout.groups[g];
-        kvf_wanted_t live;
-        if (tables[g].n_blocks < 0 || (tables[g].n_blocks > 0 && tables[g].slots == NULL)) {
-            return kvf_fail(detail, KVF_ERR_INVALID, "group %s: a table of %" PRId64 " blocks",
-                            group->name, tables[g].n_blocks);
-        }
+        int64_t n_pages = kvf_pages_total(core->config.regions[g].pages);
         status = kvf_wanted_init(lengths, group->tokens_per_block, group->window, group->sinks,
                                  cached_tokens, whole, whole, &wanted[g], detail);
-        if (status == KVF_OK) {
-            status = kvf_wanted_init(lengths, group->tokens_per_block, group->window, group->sinks,
-                                     0, whole, whole, &live, detail);
+        if (status != KVF_OK) {
+            return status;
         }
-        if (status == KVF_OK) {
-            status = kvf_table_check(&tables[g], &live, side, group->name, core->alloc, detail);
-        }
-        /* What follows works with arrays of the prompt's length: no longer than a table that can
-         * cover it. */
-        if (status == KVF_OK && wanted[g].prompt_blocks > tables[g].n_blocks &&
-            wanted[g].prompt_blocks - tables[g].n_blocks >
-                kvf_pages_total(core->config.regions[g].pages)) {
+        kvf_wanted_t live = kvf_wanted_live(&wanted[g], !include_drafts);
+        status = kvf_table_check(&tables[g], &live, side, group->name, core->alloc, detail);
+        /* What follows works with arrays of the prompt's length: only if the pool or the table can
+         * cover what is live of it. */
+        if (status == KVF_OK && kvf_wanted_count(&live) > n_pages &&
+            wanted[g].prompt_blocks > tables[g].n_blocks &&
+            wanted[g].prompt_blocks - tables[g].n_blocks > n_pages) {
             status = kvf_fail(detail, KVF_ERR_TOO_LARGE,
                               "group %s: a prompt of %" PRId64 " blocks, a pool of %" PRId64,
-                              group->name, wanted[g].prompt_blocks,
-                              kvf_pages_total(core->config.regions[g].pages));
+                              group->name, wanted[g].prompt_blocks, n_pages);
         }
         if (status != KVF_OK) {
             return status;

@@ -239,12 +239,15 @@ void kvf_op_cleanup(kvf_op_t *op);
 void kvf_op_reap(kvf_op_t *op);
 /** @return The live operation of that id and kind, or NULL. */
 kvf_op_t *kvf_op_find(kvf_core_t *core, uint64_t id, kvf_op_kind_t kind);
+/** There must be a table for each layer group. @return KVF_OK, KVF_ERR_INVALID. */
+KVF_CHECK kvf_status_t kvf_core_check_tables(const kvf_core_t *core, const kvf_table_t *tables,
+                                             uint32_t n_tables, kvf_detail_t *detail);
 /** Tables of a request: number, capacity and every table's entries. */
-KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const kvf_lengths_t *lengths,
-                                              bool include_drafts, int64_t allocated_tokens,
-                                              int64_t cached_tokens, const kvf_table_t *tables,
-                                              uint32_t n_tables, kvf_wanted_t *wanted,
-                                              kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *request_id,
+                                              const kvf_lengths_t *lengths, bool include_drafts,
+                                              int64_t allocated_tokens, int64_t cached_tokens,
+                                              const kvf_table_t *tables, uint32_t n_tables,
+                                              kvf_wanted_t *wanted, kvf_detail_t *detail);
 /* ---- what peers and the core tell operations ---- */
 void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request);
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);

@@ -12,7 +12,7 @@
  *
  *     context side                                 generation side
  *     kvf_send_open     tables by ordinal
- *     kvf_send_ready    layers [a,b) may be read
+ *     kvf_send_ready    layers [a,b) of tokens [0,n) may be read
  *     kvf_send_ticket   ----- orchestrator ----->  kvf_recv_open   ticket, tables, deadline
  *     kvf_send_finish   first tokens, drafts       (progress)      layers landed and verified
  *     (result)                                     (result)        every wanted byte, or an error
@@ -285,24 +285,30 @@ typedef struct kvf_send_desc {
     const char *request_id; /**< the orchestrator's, 1..128 printable ASCII bytes; unique among live
                                sends */
     kvf_lengths_t lengths;
-    int64_t allocated_tokens;  /**< what your allocator reserved; checked against
-                                  kvf_get_kv_capacity_tokens(include_drafts =  false) */
+    int64_t allocated_tokens;  /**< what your allocator reserved, or will have reserved at the end
+                                  of a chunked prefill; checked against
+                                  kvf_get_kv_capacity_tokens(include_drafts = false) */
     const kvf_table_t *tables; /**< one per layer group, in the layout's order; copied */
     uint32_t n_tables;
+    bool chunked;        /**< live entries may be unbound, and tables short, until they are ready */
     uint64_t timeout_us; /**< until kvf_send_finish() must have been called; 0 = no limit */
 } kvf_send_desc_t;
 
 /**
- * Offer a request's KV cache. Live are the prompt's blocks outside kvf_stale_span() of their group.
- * All live pages of the prompt must be bound and held by you; they are kept until the released
- * event. Their bytes may still be unwritten: kvf_send_ready() says when they are there.
+ * Offer a request's KV cache. Live are the prompt's blocks outside kvf_stale_span() of their group,
+ * that is, what the first query after the prompt sees; a windowed group's other blocks never need a
+ * page. Live pages must be bound and held by you, all of them now, or with `chunked` each by the
+ * time it is made ready. From when its entry is known here a page is kept until the released event,
+ * also if you release it earlier. Its bytes may still be unwritten: kvf_send_ready() says when they
+ * are there.
  *
  * @param desc         Copied.
  * @param[out] send_p  The handle.
  * @return KVF_OK: cb gets one result and one released event, later. Or, without any event:
  * KVF_ERR_INVALID; KVF_ERR_DUPLICATE (request_id is alive); KVF_ERR_CAPACITY_MISMATCH;
- * KVF_ERR_UNCOVERED (a live block is unbound); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being
- * written); KVF_ERR_AGAIN (max_transfers); KVF_ERR_NO_MEMORY.
+ * KVF_ERR_UNCOVERED (not chunked, and a live block is unbound); KVF_ERR_RANGE; KVF_ERR_BUSY (a page
+ * is being written); KVF_ERR_TOO_LARGE (the pool can never hold it); KVF_ERR_AGAIN (max_transfers);
+ * KVF_ERR_NO_MEMORY.
  */
 KVF_API KVF_CHECK kvf_status_t kvf_send_open(kvf_agent_t *agent, const kvf_send_desc_t *desc,
                                              kvf_event_cb cb, void *ctx, kvf_send_t *send_p,
@@ -322,27 +328,49 @@ KVF_API KVF_CHECK kvf_status_t kvf_send_ticket(kvf_agent_t *agent, kvf_send_t se
 typedef struct kvf_range {
     uint32_t layer_first; /**< global layer ids [layer_first, layer_end) */
     uint32_t layer_end;
-    int64_t token_end; /**< tokens [0, token_end); in this version the whole prompt */
+    int64_t token_end; /**< tokens [0, token_end), at most the prompt; boundaries lie anywhere */
+    const kvf_table_t *tables; /**< one per layer group as they are now, copied; NULL: as before */
+    uint32_t n_tables;
 } kvf_range_t;
 
 /**
- * Say that a range may be read. Every layer exactly once. The tail of the last block beyond the
- * prompt must be zero, and no byte may change from now until the released event.
+ * Say that a range may be read. In the end every layer must be ready up to the prompt's end, in
+ * whatever steps: all at once, layer by layer, chunk by chunk, or both. Blocks leave when they are
+ * whole: a chunk that completes none sends nothing, the prompt's last block needs no more than the
+ * prompt's end. A windowed group does not wait for the last chunk: its blocks that are live for the
+ * whole prompt leave as they become whole, and the others can slide out at any time.
+ *
+ * A block that a layer has made ready keeps its page, and no byte of that layer may change until
+ * the released event; entries of the tables for blocks that are ready in all layers of their group
+ * are ignored. Other live entries become what the tables say: bound, another page, or -1. The tail
+ * of the last block beyond the prompt must be zero.
+ *
+ * Preemption: the send stays open. Give pages of blocks that were not ready back by a call whose
+ * tables do not bind them (token_end may be what was ready, even 0), or leave them to the next one.
+ * When the engine computes again from an earlier point, what is ready already changes nothing: the
+ * bytes stay those that were ready first.
  *
  * @param fence  NULL: the bytes are there now. (Device events: unsupported in this version.)
- * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (empty, outside, or a layer twice);
- * KVF_ERR_UNSUPPORTED.
+ * @return KVF_OK, also when nothing new is ready. Otherwise nothing has changed, and the send goes
+ * on: KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (no layer, outside the model or the prompt, tables
+ * that are wrong, another page for a block that is ready in a part of its group's layers,
+ * finished); KVF_ERR_UNCOVERED (a live block of the range is unbound; the text names groups and
+ * ordinals); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being written); KVF_ERR_UNSUPPORTED;
+ * KVF_ERR_NO_MEMORY.
+ * @cost O(layers), and O(blocks) with tables
  */
 KVF_API KVF_CHECK kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send,
                                               const kvf_range_t *range, const void *fence,
                                               kvf_detail_t *detail);
 
 /**
- * Prefill is done: every layer was made ready before. The lease of an unclaimed ticket starts here.
+ * Prefill is done: every layer was made ready before, up to the prompt's end. The lease of an
+ * unclaimed ticket starts here.
  *
- * @param aux  NULL or what goes to the receiver with the final message; copied.
- * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (layers missing, called twice,
- * n_draft_tokens); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
+ * @param aux  NULL or what goes to the receiver with the final message; copied. The receiver
+ *             compares the numbers of tokens with what it expects (kvf_handoff_t).
+ * @return KVF_OK; KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (layers or tokens missing, called twice,
+ * n_draft_tokens neither 0 nor draft_len); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
  */
 KVF_API KVF_CHECK kvf_status_t kvf_send_finish(kvf_agent_t *agent, kvf_send_t send,
                                                const kvf_aux_t *aux, kvf_detail_t *detail);
@@ -364,6 +392,13 @@ typedef enum kvf_holes {
     KVF_HOLES_SKIP    /**< move the rest; the result lists what is missing */
 } kvf_holes_t;
 
+/** Which tokens the context side must hand over with the KV cache. */
+typedef enum kvf_handoff {
+    KVF_HANDOFF_ALL,   /**< a first token at least, and draft_len draft tokens */
+    KVF_HANDOFF_FIRST, /**< a first token at least; drafts are this side's own (none, or all) */
+    KVF_HANDOFF_NONE   /**< whatever comes: this side makes its own */
+} kvf_handoff_t;
+
 typedef enum kvf_direction {
     KVF_PUSH, /**< the context side moves */
     KVF_PULL  /**< the generation side moves (unsupported in this version) */
@@ -381,12 +416,15 @@ typedef struct kvf_recv_desc {
     uint32_t n_tables;
     uint64_t timeout_us; /**< from now to the result; 0 = the agent's request_timeout_us */
     kvf_holes_t holes;
+    kvf_handoff_t handoff; /**< other numbers of tokens end the receive: KVF_ERR_COUNT_MISMATCH */
     kvf_direction_t direction;
 } kvf_recv_desc_t;
 
 /**
- * Fetch a request's KV cache. Wanted pages are granted to the peer until the released event: each
- * must be held by you, once.
+ * Fetch a request's KV cache. Wanted are the live blocks from floor(cached_tokens / block) on, and
+ * none when the whole prompt is cached; all live blocks before them must be bound. Wanted pages are
+ * granted to the peer until the released event: each must be held by you, once; a shared one must
+ * be copied before.
  *
  * @param desc         Copied.
  * @param[out] recv_p  The handle.

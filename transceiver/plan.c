@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/plan.h"
 
+#include "kvmgr/base/size.h"
+
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+int64_t kvf_plan_whole_blocks(int64_t tokens, int64_t prompt_tokens, int64_t tokens_per_block) {
+    return tokens == prompt_tokens ? kvf_div_ceil(tokens, tokens_per_block)
+                                   : tokens / tokens_per_block;
+}
+
 kvf_status_t kvf_plan_init(kvf_plan_t *plan, const kvf_layout_t *layout, const kvf_wanted_t *wanted,
-                           const kvf_alloc_t *alloc) {
-    *plan = (kvf_plan_t){.alloc = alloc, .layout = layout};
+                           int64_t prompt_tokens, const kvf_alloc_t *alloc) {
+    *plan = (kvf_plan_t){.alloc = alloc, .layout = layout, .prompt_tokens = prompt_tokens};
     for (uint32_t g = 0; g < layout->n_groups; g++) {
         kvf_plan_group_t *group = &plan->groups[g];
         size_t n = (size_t)wanted[g].prompt_blocks;
@@ -26,10 +34,6 @@ void kvf_plan_cleanup(kvf_plan_t *plan) {
     for (uint32_t g = 0; plan->layout != NULL && g < plan->layout->n_groups; g++) {
         kvf_free(plan->alloc, plan->groups[g].destination);
         kvf_free(plan->alloc, plan->groups[g].generations);
-        kvf_free(plan->alloc, plan->groups[g].pairs);
-    }
-    if (plan->alloc != NULL) {
-        kvf_free(plan->alloc, plan->missing);
     }
     *plan = (kvf_plan_t){0};
 }
@@ -84,106 +88,67 @@ void kvf_missing_text(char *text, size_t cap, const kvf_layout_t *layout, const 
     }
 }
 
-kvf_status_t kvf_plan_pair(kvf_plan_t *plan, const kvf_table_t *tables, bool skip,
-                           kvf_detail_t *detail) {
+kvf_status_t kvf_plan_close(kvf_plan_t *plan, bool skip, kvf_detail_t *detail) {
     const kvf_layout_t *layout = plan->layout;
-    kvf_status_t status = KVF_OK;
-    int64_t *lack_source = NULL, *lack_destination = NULL;
-    int64_t max_blocks = 0, n_lack_destination = 0;
     kvf_page_ref_t first_lack = {0};
-
+    int64_t n_lack = 0;
     for (uint32_t g = 0; g < layout->n_groups; g++) {
-        max_blocks = plan->groups[g].wanted.prompt_blocks > max_blocks
-                         ? plan->groups[g].wanted.prompt_blocks
-                         : max_blocks;
-    }
-    lack_source = kvf_realloc(plan->alloc, NULL, (size_t)max_blocks, sizeof(*lack_source));
-    lack_destination =
-        kvf_realloc(plan->alloc, NULL, (size_t)max_blocks, sizeof(*lack_destination));
-    if (lack_source == NULL || lack_destination == NULL) {
-        status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a plan of %" PRId64 " blocks",
-                          max_blocks);
-        goto out;
-    }
-    for (uint32_t g = 0; g < layout->n_groups && status == KVF_OK; g++) {
-        kvf_plan_group_t *group = &plan->groups[g];
-        kvf_table_t destination = {group->destination, group->wanted.prompt_blocks};
-        int64_t n_wanted = kvf_wanted_count(&group->wanted);
-        status = kvf_table_check(&destination, &group->wanted, "destination",
-                                 layout->groups[g].name, plan->alloc, detail);
-        if (status != KVF_OK || n_wanted == 0) {
-            continue;
+        const kvf_plan_group_t *group = &plan->groups[g];
+        const kvf_wanted_t *wanted = &group->wanted;
+        const kvf_table_t destination = {group->destination, wanted->prompt_blocks};
+        kvf_status_t status = kvf_table_check(&destination, wanted, "destination",
+                                              layout->groups[g].name, plan->alloc, detail);
+        if (status != KVF_OK) {
+            return status;
         }
-        /* Cached blocks are not on the wire; the receiver has checked that it holds them. */
-        int64_t cached =
-            group->wanted.from < destination.n_blocks ? group->wanted.from : destination.n_blocks;
-        memset(group->destination, 0, (size_t)cached * sizeof(*group->destination));
-        group->pairs = kvf_realloc(plan->alloc, NULL, (size_t)n_wanted, sizeof(*group->pairs));
-        if (group->pairs == NULL) {
-            status =
-                kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for %" PRId64 " pairs", n_wanted);
-            continue;
-        }
-        kvf_pairing_t found = kvf_pair_tables(&tables[g], &destination, &group->wanted,
-                                              group->pairs, lack_source, lack_destination);
-        group->n_pairs = found.n_pairs;
-        plan->n_pairs += (uint64_t)found.n_pairs;
-        if (found.n_missing_destination > 0) {
-            first_lack =
-                n_lack_destination == 0 ? (kvf_page_ref_t){g, lack_destination[0], -1} : first_lack;
-            n_lack_destination += found.n_missing_destination;
-        }
-        if (found.n_missing_source > 0) {
-            size_t n = plan->n_missing + (size_t)found.n_missing_source;
-            kvf_page_ref_t *grown = kvf_realloc(plan->alloc, plan->missing, n, sizeof(*grown));
-            if (grown == NULL) {
-                status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for %zu missing blocks", n);
-                continue;
-            }
-            plan->missing = grown;
-            for (int64_t i = 0; i < found.n_missing_source; i++) {
-                plan->missing[plan->n_missing++] = (kvf_page_ref_t){g, lack_source[i], -1};
+        for (int64_t o = kvf_wanted_next(wanted, 0); o < wanted->prompt_blocks;
+             o = kvf_wanted_next(wanted, o + 1)) {
+            if (group->destination[o] >= 0) {
+                plan->n_pages++;
+            } else if (n_lack++ == 0) {
+                first_lack = (kvf_page_ref_t){g, o, -1};
             }
         }
     }
-    if (status == KVF_OK && !skip && plan->n_missing > 0) {
-        char text[KVF_DETAIL_BYTES];
-        kvf_missing_text(text, sizeof(text), layout, "source", plan->missing, plan->n_missing);
-        status = kvf_fail(detail, KVF_ERR_UNCOVERED, "%s", text);
-    } else if (status == KVF_OK && !skip && n_lack_destination > 0) {
-        status = kvf_fail(detail, KVF_ERR_UNCOVERED,
-                          "destination missing in group %s: %" PRId64 " (%" PRId64
-                          " blocks in all were not granted)",
-                          layout->groups[first_lack.group_idx].name, first_lack.ordinal,
-                          n_lack_destination);
+    if (n_lack > 0 && !skip) {
+        return kvf_fail(detail, KVF_ERR_UNCOVERED,
+                        "destination missing in group %s: %" PRId64 " (%" PRId64
+                        " blocks in all were not granted)",
+                        layout->groups[first_lack.group_idx].name, first_lack.ordinal, n_lack);
     }
-out:
-    kvf_free(plan->alloc, lack_source);
-    kvf_free(plan->alloc, lack_destination);
-    return status;
+    return KVF_OK;
 }
 
-bool kvf_plan_next(const kvf_plan_t *plan, uint32_t layer_first, uint32_t layer_end,
+bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_plan_part_t *part,
                    kvf_plan_cursor_t *cursor, kvf_piece_t *piece_p, int32_t *source_p) {
-    for (; cursor->group_idx < plan->layout->n_groups; cursor->group_idx++, cursor->pair_idx = 0) {
+    for (; cursor->group_idx < plan->layout->n_groups; cursor->group_idx++, cursor->ordinal = 0) {
         const kvf_layer_group_t *shape = &plan->layout->groups[cursor->group_idx];
         const kvf_plan_group_t *group = &plan->groups[cursor->group_idx];
-        uint32_t first, end;
-        kvf_group_layer_span(shape, layer_first, layer_end, &first, &end);
-        if (first == end || cursor->pair_idx >= group->n_pairs) {
+        int64_t t = shape->tokens_per_block;
+        int64_t begin = kvf_plan_whole_blocks(part->token_first, plan->prompt_tokens, t);
+        int64_t end = kvf_plan_whole_blocks(part->token_end, plan->prompt_tokens, t);
+        int64_t o =
+            kvf_wanted_next(&group->wanted, cursor->ordinal > begin ? cursor->ordinal : begin);
+        while (o < end && group->destination[o] < 0) { /* skipped */
+            o = kvf_wanted_next(&group->wanted, o + 1);
+        }
+        uint32_t first_idx, end_idx;
+        kvf_group_layer_span(shape, part->layer_first, part->layer_end, &first_idx, &end_idx);
+        if (first_idx == end_idx || o >= end) {
             continue;
         }
-        const kvf_pair_t *pair = &group->pairs[cursor->pair_idx++];
         uint64_t layer_bytes = kvf_group_layer_bytes(shape);
         *piece_p = (kvf_piece_t){
-            .offset = first * layer_bytes,
-            .bytes = (end - first) * layer_bytes,
-            .ordinal = pair->ordinal,
-            .generation = group->generations[pair->ordinal],
+            .offset = first_idx * layer_bytes,
+            .bytes = (end_idx - first_idx) * layer_bytes,
+            .ordinal = o,
+            .generation = group->generations[o],
             .group_idx = cursor->group_idx,
-            .slot = pair->destination,
+            .slot = group->destination[o],
         };
-        *source_p = pair->source;
+        *source_p = sources[cursor->group_idx][o];
+        assert(*source_p >= 0);
+        cursor->ordinal = o + 1;
         return true;
     }
     return false;

@@ -4,8 +4,10 @@
 
 /**
  * @file
- * The plan of a transfer at the side that moves: what the receiver granted, paired by ordinal with
- * what the source has, and cut into pieces layer range by layer range. Pure; one thread.
+ * The plan of a transfer at the side that moves: which pages the receiver granted, by ordinal, and
+ * the pieces that a part of the prompt brings to them, layer range by layer range. The source's
+ * pages may become known while the transfer runs: each part is paired by ordinal when it is cut.
+ * Pure; one thread.
  */
 
 #include "kvmgr/table.h"
@@ -17,34 +19,46 @@ typedef struct kvf_plan_group {
     kvf_wanted_t wanted;
     int32_t *destination;  /**< by ordinal, prompt_blocks entries, -1 = not granted */
     uint64_t *generations; /**< likewise */
-    kvf_pair_t *pairs;
-    int64_t n_pairs;
 } kvf_plan_group_t;
 
 typedef struct kvf_plan {
     const kvf_alloc_t *alloc;
     const kvf_layout_t *layout; /**< borrowed */
+    int64_t prompt_tokens;
     kvf_plan_group_t groups[KVF_MAX_GROUPS];
-    kvf_page_ref_t *missing; /**< wanted, but unbound at the source */
-    size_t n_missing;
-    uint64_t n_pairs; /**< over all groups */
+    uint64_t n_pages; /**< granted, over all groups: just these are written */
 } kvf_plan_t;
 
-/** Where cutting stands inside one layer range. */
+/** What became final at once: of the layers [layer_first, layer_end) the blocks that are whole with
+ * the tokens [0, token_end) and were not with [0, token_first). */
+typedef struct kvf_plan_part {
+    uint32_t layer_first; /**< global ids */
+    uint32_t layer_end;
+    int64_t token_first;
+    int64_t token_end;
+} kvf_plan_part_t;
+
+/** Where cutting stands inside one part. */
 typedef struct kvf_plan_cursor {
     uint32_t group_idx;
-    int64_t pair_idx;
+    int64_t ordinal;
 } kvf_plan_cursor_t;
+
+/** @return How many blocks hold nothing but tokens of [0, tokens). The prompt's last block needs no
+ * more than the prompt's end. @cost O(1) */
+int64_t kvf_plan_whole_blocks(int64_t tokens, int64_t prompt_tokens, int64_t tokens_per_block);
 
 /**
  * Begin a plan: nothing is granted yet.
  *
- * @param wanted     One per group of the layout.
- * @param[out] plan  kvf_plan_cleanup() it, also after an error.
+ * @param wanted         One per group of the layout.
+ * @param prompt_tokens  The length that `wanted` was made for.
+ * @param[out] plan      kvf_plan_cleanup() it, also after an error.
  * @return KVF_OK, KVF_ERR_NO_MEMORY.
  */
 KVF_CHECK kvf_status_t kvf_plan_init(kvf_plan_t *plan, const kvf_layout_t *layout,
-                                     const kvf_wanted_t *wanted, const kvf_alloc_t *alloc);
+                                     const kvf_wanted_t *wanted, int64_t prompt_tokens,
+                                     const kvf_alloc_t *alloc);
 
 /** Free what it holds; a zeroed plan is allowed. */
 void kvf_plan_cleanup(kvf_plan_t *plan);
@@ -61,29 +75,27 @@ KVF_CHECK kvf_status_t kvf_plan_grant(kvf_plan_t *plan, const Kvf__Wire__Grant *
                                       const int64_t *n_pages, kvf_detail_t *detail);
 
 /**
- * Pair what was granted with the source's tables.
+ * The grants are complete: check and count them.
  *
- * @param tables  One per group.
- * @param skip    Leave out what is missing (plan->missing lists what the source lacks) instead of
- * refusing.
- * @return KVF_OK; KVF_ERR_UNCOVERED (ordinals named per group and side); KVF_ERR_INVALID (a slot
+ * @param skip  What was not granted is left out, instead of refused.
+ * @return KVF_OK; KVF_ERR_UNCOVERED (the text names group and ordinal); KVF_ERR_INVALID (a slot
  * granted for two ordinals); KVF_ERR_NO_MEMORY.
- * @cost O(blocks), a few allocations per group
+ * @cost O(blocks), an allocation per group
  */
-KVF_CHECK kvf_status_t kvf_plan_pair(kvf_plan_t *plan, const kvf_table_t *tables, bool skip,
-                                     kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_plan_close(kvf_plan_t *plan, bool skip, kvf_detail_t *detail);
 
 /**
- * Cut the next piece of a layer range: one block's layers of one group, consecutive in the slot.
+ * Cut the next piece of a part: one block's layers of one group, consecutive in the slot.
  *
- * @param layer_first, layer_end  Global layer ids.
- * @param[in,out] cursor  Zeroed at the start of a range.
+ * @param sources  By group the source's slots by ordinal; what the part covers and the plan wants
+ *                 is bound.
+ * @param[in,out] cursor  Zeroed at the start of a part.
  * @param[out] piece_p    All but source and digest.
  * @param[out] source_p   The source slot.
  * @return Whether there was one.
- * @cost O(1), no allocation
+ * @cost O(1), no allocation; blocks that were not granted add up
  */
-bool kvf_plan_next(const kvf_plan_t *plan, uint32_t layer_first, uint32_t layer_end,
+bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_plan_part_t *part,
                    kvf_plan_cursor_t *cursor, kvf_piece_t *piece_p, int32_t *source_p);
 
 /** Name missing ordinals per group: "group swa: 3, 4, 9 and 2 more". @param side  "source" |

@@ -280,7 +280,7 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
         goto err_op;
     }
     status =
-        kvf_core_check_request(core, &desc->lengths, true, desc->allocated_tokens,
+        kvf_core_check_request(core, desc->request_id, &desc->lengths, true, desc->allocated_tokens,
                                desc->cached_tokens, desc->tables, desc->n_tables, wanted, detail);
     if (status != KVF_OK) {
         goto err_op;
@@ -288,6 +288,7 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     recv->lengths = desc->lengths;
     recv->cached_tokens = desc->cached_tokens;
     recv->holes = desc->holes;
+    recv->handoff = desc->handoff;
     core->config.rand.fill(core->config.rand.ctx, &recv->grant_key, sizeof(recv->grant_key));
     status = take_tables(recv, desc, wanted, detail);
     if (status != KVF_OK) {

@@ -43,6 +43,7 @@ typedef struct kvf_recv_op {
     kvf_lengths_t lengths;
     int64_t cached_tokens;
     kvf_holes_t holes;
+    kvf_handoff_t handoff;
     uint64_t deadline_us;
     uint64_t grant_key; /* random: only the sender of this transfer knows it */
     uint8_t ticket[KVF_TICKET_MAX_BYTES];

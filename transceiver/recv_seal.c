@@ -289,14 +289,39 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
     return KVF_OK;
 }
 
-/* The final part: sizes within limits, and blocks that the source does not have only if we said
- * that we can live with that. */
+/* Does the context side hand over the tokens that this side expects? Source: docs/placement.md
+ * "Capacity": the generation side holds the drafts, so it knows how many there are. */
+static kvf_status_t check_tokens(const kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
+                                 kvf_detail_t *detail) {
+    int64_t n_drafts = (int64_t) final->n_draft_tokens, draft_len = recv->lengths.draft_len;
+    if (recv->handoff == KVF_HANDOFF_NONE) {
+        return KVF_OK;
+    }
+    if (final->n_first_tokens == 0) {
+        return kvf_fail(detail, KVF_ERR_COUNT_MISMATCH,
+                        "the context side handed over no first token");
+    }
+    if (n_drafts != draft_len && (n_drafts != 0 || recv->handoff == KVF_HANDOFF_ALL)) {
+        return kvf_fail(detail, KVF_ERR_COUNT_MISMATCH,
+                        "the context side handed over %" PRId64
+                        " draft tokens, when this request has %" PRId64,
+                        n_drafts, draft_len);
+    }
+    return KVF_OK;
+}
+
+/* The final part: sizes within limits, the tokens that are expected, and blocks that the source
+ * does not have only if we said that we can live with that. */
 static kvf_status_t take_final(kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
                                kvf_detail_t *detail) {
     kvf_core_t *core = recv->op.core;
     if (final->n_first_tokens > KVF_MAX_AUX_TOKENS || final->n_draft_tokens > KVF_MAX_AUX_TOKENS ||
         final->data.len > KVF_MAX_AUX_BYTES) {
         return kvf_fail(detail, KVF_ERR_PROTOCOL, "the final message has too many tokens or bytes");
+    }
+    kvf_status_t status = check_tokens(recv, final, detail);
+    if (status != KVF_OK) {
+        return status;
     }
     for (size_t m = 0; m < final->n_missing; m++) {
         const Kvf__Wire__Missing *missing = final->missing[m];

@@ -7,17 +7,6 @@
 
 /* ---- the end ---- */
 
-static void end_reads(kvf_send_op_t *send, uint32_t n_groups, int64_t last_group_end) {
-    kvf_core_t *core = send->op.core;
-    for (uint32_t g = 0; g < n_groups; g++) {
-        const kvf_wanted_t *live = &send->live[g];
-        int64_t end = g + 1 == n_groups ? last_group_end : live->prompt_blocks;
-        for (int64_t o = kvf_wanted_next(live, 0); o < end; o = kvf_wanted_next(live, o + 1)) {
-            kvf_pages_read_end(core->config.regions[g].pages, send->tables[g].slots[o]);
-        }
-    }
-}
-
 void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     Kvf__Wire__Drained drained;
     Kvf__Wire__TransferId id;
@@ -28,12 +17,11 @@ void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
 }
 
 void kvf_send_finish_off(kvf_send_op_t *send) {
-    kvf_core_t *core = send->op.core;
-    if (send->n_posted > 0 || !send->reading) {
+    if (send->n_posted > 0 || !send->offered) {
         return;
     }
-    send->reading = false;
-    end_reads(send, core->layout.n_groups, send->live[core->layout.n_groups - 1].prompt_blocks);
+    send->offered = false;
+    kvf_send_unbind(send);
     if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL) {
         kvf_send_tell_drained(send->op.peer, &send->transfer);
     }
@@ -46,7 +34,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
         return;
     }
     send->op.transfer_us = send->claimed ? core->now_us - send->claimed_us : 0;
-    send->op.pages = status == KVF_OK ? send->plan.n_pairs : 0;
+    send->op.pages = status == KVF_OK ? send->plan.n_pages : 0;
     kvf_op_end(&send->op, status, message);
     kvf_send_leave_moving(send);
     core->tombstones[core->n_tombstones++ % KVF_TOMBSTONES] =
@@ -65,79 +53,37 @@ void kvf_send_destroy(kvf_op_t *op) {
     kvf_send_op_t *send = kvf_send_of(op);
     const kvf_alloc_t *alloc = op->core->alloc;
     for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
-        kvf_free(alloc, send->tables[g].slots);
+        kvf_free(alloc, send->slots[g]);
     }
     kvf_plan_cleanup(&send->plan);
-    kvf_free(alloc, send->ranges);
+    kvf_free(alloc, send->ready);
+    kvf_free(alloc, send->parts);
     kvf_free(alloc, send->tokens);
     kvf_free(alloc, send->data);
     kvf_free(alloc, send);
 }
 
+void kvf_send_arm(kvf_send_op_t *send) {
+    kvf_timer_set(&send->op.core->timers, &send->op.timer,
+                  send->own_deadline_us < send->peer_deadline_us ? send->own_deadline_us
+                                                                 : send->peer_deadline_us);
+}
+
 static void on_timer(kvf_timer_t *timer, void *owner) {
     kvf_send_op_t *send = owner;
     (void)timer;
-    if (!send->claimed && send->finished) {
-        kvf_send_end(send, KVF_ERR_EXPIRED, "no receiver came within the lease; prefill again",
-                     false);
-    } else if (!send->finished) {
-        kvf_send_end(send, KVF_ERR_DEADLINE, "prefill did not finish in its time", true);
-    } else {
+    if (send->op.core->now_us < send->own_deadline_us) {
         kvf_send_end(send, KVF_ERR_DEADLINE, "the receiver did not end the transfer in its time",
                      true);
+    } else if (send->finished) {
+        kvf_send_end(send, KVF_ERR_EXPIRED, "no receiver came within the lease; prefill again",
+                     false);
+    } else {
+        kvf_send_end(send, KVF_ERR_DEADLINE, "prefill did not finish in its time", true);
     }
 }
 
 /* ---- calls ---- */
-
-static kvf_status_t copy_tables(kvf_send_op_t *send, const kvf_table_t *tables) {
-    kvf_core_t *core = send->op.core;
-    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-        size_t n = (size_t)tables[g].n_blocks;
-        int32_t *copy = kvf_realloc(core->alloc, NULL, n + 1, sizeof(*copy)); /* 0 is legal */
-        if (copy == NULL) {
-            return KVF_ERR_NO_MEMORY;
-        }
-        if (n > 0) {
-            memcpy(copy, tables[g].slots, n * sizeof(*copy));
-        }
-        send->tables[g] = (kvf_table_t){copy, tables[g].n_blocks};
-    }
-    return KVF_OK;
-}
-
-/* Every live page must be bound, and gets a reader. */
-static kvf_status_t begin_reads(kvf_send_op_t *send, kvf_detail_t *detail) {
-    kvf_core_t *core = send->op.core;
-    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-        const kvf_wanted_t *live = &send->live[g];
-        const char *name = core->layout.groups[g].name;
-        for (int64_t o = kvf_wanted_next(live, 0); o < live->prompt_blocks;
-             o = kvf_wanted_next(live, o + 1)) {
-            int32_t slot = o < send->tables[g].n_blocks ? send->tables[g].slots[o] : -1;
-            kvf_status_t status = slot < 0
-                                      ? KVF_ERR_UNCOVERED
-                                      : kvf_pages_read_begin(core->config.regions[g].pages, slot);
-            if (status != KVF_OK) {
-                end_reads(send, g + 1, o);
-                return status == KVF_ERR_UNCOVERED
-                           ? kvf_fail(detail, status,
-                                      "source missing in group %s: %" PRId64
-                                      " (a live block is unbound)",
-                                      name, o)
-                           : kvf_fail(detail, status,
-                                      "group %s, ordinal %" PRId64 ": slot %" PRId32 ": %s", name,
-                                      o, slot,
-                                      status == KVF_ERR_RANGE ? "outside the pool"
-                                      : status == KVF_ERR_INVALID
-                                          ? "not held; acquire it first"
-                                          : "being written for another transfer");
-            }
-        }
-    }
-    send->reading = true;
-    return KVF_OK;
-}
 
 kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc, kvf_event_cb cb,
                                 void *ctx, uint64_t *id_p, kvf_detail_t *detail) {
@@ -151,25 +97,27 @@ kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc, k
         kvf_free(core->alloc, send);
         return status;
     }
-    status = kvf_core_check_request(core, &desc->lengths, false, desc->allocated_tokens, 0,
-                                    desc->tables, desc->n_tables, send->live, detail);
+    status = kvf_core_check_request(core, desc->request_id, &desc->lengths, false,
+                                    desc->allocated_tokens, 0, desc->tables, desc->n_tables,
+                                    send->live, detail);
     if (status != KVF_OK) {
         goto err_op;
     }
     send->lengths = desc->lengths;
-    status = copy_tables(send, desc->tables);
-    if (status != KVF_OK) {
-        (void)kvf_fail(detail, status, "no memory for the tables");
+    send->ready = kvf_calloc(core->alloc, core->n_layers, sizeof(*send->ready));
+    if (send->ready == NULL) {
+        status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a send");
         goto err_op;
     }
-    status = begin_reads(send, detail);
+    status = kvf_send_bind(send, desc->tables, desc->chunked, detail);
     if (status != KVF_OK) {
         goto err_op;
     }
-    if (desc->timeout_us != 0) {
-        kvf_timer_set(&core->timers, &send->op.timer,
-                      kvf_time_after(core->now_us, desc->timeout_us));
-    }
+    send->offered = true;
+    send->peer_deadline_us = KVF_NEVER;
+    send->own_deadline_us =
+        desc->timeout_us == 0 ? KVF_NEVER : kvf_time_after(core->now_us, desc->timeout_us);
+    kvf_send_arm(send);
     *id_p = send->op.id;
     return KVF_OK;
 
@@ -199,62 +147,6 @@ kvf_status_t kvf_core_send_ticket(kvf_core_t *core, uint64_t id, char *ticket, s
     }
     kvf_status_t status = make_ticket(kvf_send_of(op), bytes, &n_bytes);
     return status == KVF_OK ? kvf_ticket_to_text(bytes, n_bytes, ticket, cap) : status;
-}
-
-kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
-                                 kvf_detail_t *detail) {
-    kvf_op_t *op = kvf_op_find(core, id, KVF_OP_SEND);
-    kvf_send_op_t *send = kvf_send_of(op);
-    uint32_t n = 0;
-    if (op == NULL || op->ended) {
-        return kvf_fail(detail, KVF_ERR_UNKNOWN, "this send has ended");
-    }
-    if (range->token_end != kvf_prompt_tokens(&send->lengths)) {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                        "a part of the prompt (token_end %" PRId64 " of %" PRId64
-                        "): this version sends whole prompts",
-                        range->token_end, kvf_prompt_tokens(&send->lengths));
-    }
-    if (range->layer_end > core->layers[core->n_layers - 1].layer + 1) {
-        return kvf_fail(detail, KVF_ERR_INVALID,
-                        "layer_end %" PRIu32 ": the model's last layer is %" PRIu32,
-                        range->layer_end, core->layers[core->n_layers - 1].layer);
-    }
-    for (int marking = 0; marking < 2; marking++) { /* check all, then mark all */
-        for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-            uint32_t first, end;
-            kvf_group_layer_span(&core->layout.groups[g], range->layer_first, range->layer_end,
-                                 &first, &end);
-            for (uint32_t i = first; i < end; i++) {
-                uint64_t bit = UINT64_C(1) << (i % 64);
-                if (marking) {
-                    send->layers[g][i / 64] |= bit;
-                } else if ((send->layers[g][i / 64] & bit) != 0) {
-                    return kvf_fail(detail, KVF_ERR_INVALID,
-                                    "layer %" PRIu32 " was made ready before",
-                                    core->layout.groups[g].layers[i]);
-                }
-                n += !marking;
-            }
-        }
-        if (n == 0) {
-            return kvf_fail(detail, KVF_ERR_INVALID,
-                            "no layer of the model lies in [%" PRIu32 ", %" PRIu32 ")",
-                            range->layer_first, range->layer_end);
-        }
-        if (!marking) {
-            kvf_layer_range_t *ranges =
-                kvf_realloc(core->alloc, send->ranges, send->n_ranges + 1, sizeof(*ranges));
-            if (ranges == NULL) {
-                return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a range");
-            }
-            send->ranges = ranges;
-        }
-    }
-    send->ranges[send->n_ranges++] = (kvf_layer_range_t){range->layer_first, range->layer_end};
-    send->n_layers += n;
-    kvf_send_wake(send);
-    return KVF_OK;
 }
 
 static kvf_status_t copy_aux(kvf_send_op_t *send, const kvf_aux_t *aux, kvf_detail_t *detail) {
@@ -303,10 +195,13 @@ kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t
     if (send->finished) {
         return kvf_fail(detail, KVF_ERR_INVALID, "it was finished before");
     }
-    if (send->n_layers != core->n_layers) {
-        return kvf_fail(detail, KVF_ERR_INVALID,
-                        "only %" PRIu32 " of %" PRIu32 " layers were made ready", send->n_layers,
-                        core->n_layers);
+    for (uint32_t i = 0; i < core->n_layers; i++) {
+        if (send->ready[i] != kvf_prompt_tokens(&send->lengths)) {
+            return kvf_fail(
+                detail, KVF_ERR_INVALID,
+                "layer %" PRIu32 " was made ready for %" PRId64 " of %" PRId64 " tokens",
+                core->layers[i].layer, send->ready[i], kvf_prompt_tokens(&send->lengths));
+        }
     }
     if (aux != NULL) {
         kvf_status_t status = copy_aux(send, aux, detail);
@@ -316,10 +211,9 @@ kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t
     }
     send->finished = true;
     send->finished_us = core->now_us;
-    if (!send->claimed) {
-        kvf_timer_set(&core->timers, &op->timer,
-                      kvf_time_after(core->now_us, core->agent.lease_us));
-    }
+    send->own_deadline_us =
+        send->claimed ? KVF_NEVER : kvf_time_after(core->now_us, core->agent.lease_us);
+    kvf_send_arm(send);
     kvf_send_wake(send);
     return KVF_OK;
 }

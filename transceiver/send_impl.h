@@ -4,31 +4,28 @@
 
 /**
  * @file
- * The send as its parts see it: send.c (the caller's side and the end), send_request.c (the
- * receiver's messages), send_move.c (windows and commits).
+ * The send as its parts see it: send.c (the caller's side and the end), send_ready.c (tables, and
+ * what may be read), send_request.c (the receiver's messages), send_move.c (windows and commits).
  */
 
 #include "transceiver/core_impl.h"
 
-typedef struct kvf_layer_range {
-    uint32_t first;
-    uint32_t end;
-} kvf_layer_range_t;
-
 typedef struct kvf_send_op {
     kvf_op_t op;
     kvf_lengths_t lengths;
-    kvf_table_t tables[KVF_MAX_GROUPS]; /* copies; only what is live for the prompt matters */
     kvf_wanted_t live[KVF_MAX_GROUPS];
-    bool reading; /* read_begin was called for every live page */
+    /* By ordinal, prompt_blocks entries: the page of a live block, with a read open; or -1. */
+    int32_t *slots[KVF_MAX_GROUPS];
+    bool offered; /* the pages have not been given back */
 
-    uint64_t layers[KVF_MAX_GROUPS][KVF_MAX_GROUP_LAYERS / 64]; /* made ready, by local index */
-    uint32_t n_layers;                                          /* made ready */
-    kvf_layer_range_t *ranges; /* in the order in which they were made ready */
-    size_t n_ranges;
-    size_t range_idx; /* the one that is being moved */
+    int64_t *ready;         /* tokens that are final, for each of the core's layers */
+    kvf_plan_part_t *parts; /* in the order in which they were made ready */
+    size_t n_parts, parts_room;
+    size_t part_idx; /* the one that is being moved */
     kvf_plan_cursor_t cursor;
 
+    uint64_t own_deadline_us;  /* for the prefill, then for a receiver to come */
+    uint64_t peer_deadline_us; /* for the receiver to end it */
     bool finished;
     uint64_t finished_us;
     int32_t *tokens; /* first tokens, then drafts */
@@ -53,6 +50,19 @@ static inline kvf_send_op_t *kvf_send_of(kvf_op_t *op) {
     return (kvf_send_op_t *)op;
 }
 
+/** Arm its timer for whichever deadline comes first. */
+void kvf_send_arm(kvf_send_op_t *send);
+/**
+ * Take the first tables, which have been checked: pages get their reads, all or none.
+ *
+ * @param partial  Live entries may be unbound.
+ * @return KVF_OK; KVF_ERR_UNCOVERED, KVF_ERR_RANGE, KVF_ERR_INVALID, KVF_ERR_BUSY (the text names
+ * group and ordinal); KVF_ERR_NO_MEMORY.
+ */
+KVF_CHECK kvf_status_t kvf_send_bind(kvf_send_op_t *send, const kvf_table_t *tables, bool partial,
+                                     kvf_detail_t *detail);
+/** Nothing reads the pages for this send any more. */
+void kvf_send_unbind(kvf_send_op_t *send);
 /** Give it its result, tell the peer if `tell`, and return the pages when nothing reads them any
  * more. */
 void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message, bool tell);

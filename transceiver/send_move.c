@@ -64,35 +64,13 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     kvf_core_t *core = send->op.core;
     Kvf__Wire__Final final;
     kvf__wire__final__init(&final);
-    Kvf__Wire__Missing missing[KVF_MAX_GROUPS], *missing_list[KVF_MAX_GROUPS];
-    uint64_t *ordinals = NULL;
     if (send->final_sent || !send->finished || send->n_posted > 0 ||
-        send->range_idx < send->n_ranges) {
+        send->part_idx < send->n_parts) {
         if (n_ranges > 0) {
             tell_commit(send, ranges, n_ranges, NULL);
         }
         return;
     }
-    if (send->plan.n_missing > 0) {
-        ordinals = kvf_realloc(core->alloc, NULL, send->plan.n_missing, sizeof(*ordinals));
-        if (ordinals == NULL) {
-            kvf_send_end(send, KVF_ERR_NO_MEMORY, "no memory for the final message", true);
-            return;
-        }
-    }
-    for (size_t i = 0; i < send->plan.n_missing; i++) {
-        const kvf_page_ref_t *page = &send->plan.missing[i];
-        ordinals[i] = (uint64_t)page->ordinal;
-        if (i == 0 || page->group_idx != send->plan.missing[i - 1].group_idx) {
-            kvf__wire__missing__init(&missing[final.n_missing]);
-            missing[final.n_missing].group_idx = page->group_idx;
-            missing[final.n_missing].ordinals = &ordinals[i];
-            missing_list[final.n_missing] = &missing[final.n_missing];
-            final.n_missing++;
-        }
-        missing[final.n_missing - 1].n_ordinals++;
-    }
-    final.missing = missing_list;
     final.n_first_tokens = send->n_first_tokens;
     final.first_tokens = send->tokens;
     final.n_draft_tokens = send->n_draft_tokens;
@@ -101,12 +79,11 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     final.since_prefill_us = core->now_us - send->finished_us;
     send->final_sent = true;
     tell_commit(send, ranges, n_ranges, &final);
-    kvf_free(core->alloc, ordinals);
 }
 
 void kvf_send_wake(kvf_send_op_t *send) {
     if (send->planned && !send->op.ended) {
-        if (send->range_idx < send->n_ranges) {
+        if (send->part_idx < send->n_parts) {
             enter_moving(send);
         }
         send_final_if_complete(send, NULL, 0);
@@ -188,7 +165,7 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
     kvf_core_t *core = send->op.core;
     kvf_peer_t *peer = send->op.peer;
     kvf_plan_cursor_t cursor = send->cursor;
-    size_t range_idx = send->range_idx;
+    size_t part_idx = send->part_idx;
     kvf_piece_t piece;
     int32_t source;
     if (peer->window_bytes >= core->agent.window_bytes ||
@@ -205,11 +182,11 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
                              .peer = peer->number,
                              .pieces = window->pieces,
                              .owner = (uint64_t)(uintptr_t)send};
-    while (range_idx < send->n_ranges && window->n_pieces < WINDOW_PIECES &&
+    while (part_idx < send->n_parts && window->n_pieces < WINDOW_PIECES &&
            window->bytes < WINDOW_BYTES) {
-        const kvf_layer_range_t *range = &send->ranges[range_idx];
-        if (!kvf_plan_next(&send->plan, range->first, range->end, &cursor, &piece, &source)) {
-            range_idx++;
+        if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &cursor, &piece,
+                           &source)) {
+            part_idx++;
             cursor = (kvf_plan_cursor_t){0};
             continue;
         }
@@ -236,9 +213,9 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
         peer->window_pieces += window->n_pieces;
     }
     send->cursor = cursor;
-    send->range_idx = range_idx;
+    send->part_idx = part_idx;
     kvf_send_leave_moving(send);
-    if (range_idx < send->n_ranges) {
+    if (part_idx < send->n_parts) {
         enter_moving(send); /* behind the others: turns */
     } else {
         send_final_if_complete(send, NULL, 0);

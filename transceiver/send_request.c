@@ -83,8 +83,12 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     uint64_t timeout_us =
         request->timeout_us < MAX_TIMEOUT_US ? request->timeout_us : MAX_TIMEOUT_US;
     /* The receiver ends it at its deadline and says so; this is for a receiver that does not. */
-    kvf_timer_set(&core->timers, &send->op.timer,
-                  kvf_time_after(kvf_time_after(core->now_us, timeout_us), core->agent.lost_us));
+    send->peer_deadline_us =
+        kvf_time_after(kvf_time_after(core->now_us, timeout_us), core->agent.lost_us);
+    if (send->finished) {
+        send->own_deadline_us = KVF_NEVER; /* the lease */
+    }
+    kvf_send_arm(send);
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &core->layout.groups[g];
         kvf_status_t status = kvf_wanted_init(
@@ -94,7 +98,8 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
             return status;
         }
     }
-    kvf_status_t status = kvf_plan_init(&send->plan, &core->layout, wanted, core->alloc);
+    kvf_status_t status = kvf_plan_init(&send->plan, &core->layout, wanted,
+                                        kvf_prompt_tokens(&send->lengths), core->alloc);
     return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for a plan");
 }
 
@@ -132,9 +137,9 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
         return;
     }
     if (status == KVF_OK) {
-        status = kvf_plan_pair(&send->plan, send->tables, request->skip_holes, &detail);
+        status = kvf_plan_close(&send->plan, request->skip_holes, &detail);
     }
-    if (status == KVF_OK && send->plan.n_pairs > 0) {
+    if (status == KVF_OK && send->plan.n_pages > 0) {
         status = kvf_peer_connect_mover(peer, &detail);
     }
     if (status != KVF_OK) {

@@ -147,7 +147,9 @@ static void side_give(side_t *side) {
 }
 
 static void offer(side_t *side, char *ticket) {
-    const kvf_range_t all = {0, 3, PROMPT};
+    const int32_t first = 42;
+    const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
+    const kvf_range_t all = {.layer_end = 3, .token_end = PROMPT};
     kvf_send_desc_t desc = {.request_id = "r",
                             .lengths = {.prompt_len = PROMPT},
                             .allocated_tokens = PROMPT,
@@ -158,7 +160,7 @@ static void offer(side_t *side, char *ticket) {
     cr_assert_eq(kvf_send_open(side->agent, &desc, on_event, side, &send, &detail), KVF_OK, "%s",
                  detail.text);
     cr_assert_eq(kvf_send_ready(side->agent, send, &all, NULL, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(kvf_send_finish(side->agent, send, NULL, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_send_finish(side->agent, send, &aux, &detail), KVF_OK, "%s", detail.text);
     cr_assert_eq(kvf_send_ticket(side->agent, send, ticket, KVF_TICKET_BYTES), KVF_OK);
 }
 

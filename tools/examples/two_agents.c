@@ -114,13 +114,15 @@ int main(void) {
                                        PROMPT, /* kvf_get_kv_capacity_tokens() of these lengths */
                                    .tables = &source_table,
                                    .n_tables = 1};
+    const int32_t first_token = 42; /* the context side samples it */
+    const kvf_aux_t aux = {.first_tokens = &first_token, .n_first_tokens = 1};
     const kvf_range_t all_layers = {.layer_first = 0, .layer_end = 4, .token_end = PROMPT};
     for (int i = 0; i < BLOCKS; i++) {
         memset(kvf_pool_page(source, from[i]), i + 1, page_bytes);
     }
     must(kvf_send_open(prefill, &offer, on_event, &sent, &send, &detail), &detail, "send_open");
     must(kvf_send_ready(prefill, send, &all_layers, NULL, &detail), &detail, "send_ready");
-    must(kvf_send_finish(prefill, send, NULL, &detail), &detail, "send_finish");
+    must(kvf_send_finish(prefill, send, &aux, &detail), &detail, "send_finish");
     must(kvf_send_ticket(prefill, send, ticket, sizeof(ticket)), &detail, "send_ticket");
 
     /* Generation side: the ticket came through the orchestrator. */

@@ -117,7 +117,9 @@ static void prefill_work(kvf_job_t *job) {
         if (!wanted) { /* the job was posted again when that changed */
             return;
         }
-        kvf_range_t range = {job->next_layer, end, job->body.lengths.prompt_len};
+        kvf_range_t range = {.layer_first = job->next_layer,
+                             .layer_end = end,
+                             .token_end = job->body.lengths.prompt_len};
         kvf_status_t status = kvf_send_ready(node->agent, job->send, &range, NULL, &detail);
         if (status != KVF_OK && status != KVF_ERR_UNKNOWN) {
             fail(job, &detail);
