@@ -4,7 +4,6 @@
 #include "kvmgr/base/size.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* Two sizes up to this have a common multiple that leaves room to add an ordinal to it. */
 #define MAX_CP_SIZE INT32_MAX
@@ -163,8 +162,38 @@ static kvf_status_t fail_twice(const kvf_table_t *table, const kvf_wanted_t *liv
                     group, side, table->slots[second], first, second);
 }
 
+/* A set of slots, in zeroed memory: a bit for each slot where that takes no more than hashing does,
+ * as when the pool is not much larger than the prompt; one bit per page stays in the cache. */
+typedef struct slot_set {
+    bool dense;
+    unsigned hash_bits; /* hashed: log2 of the entries, of which at most half become full */
+    uint64_t *bits;
+    uint32_t *entries; /* slot + 1; 0 is empty */
+} slot_set_t;
+
+/* @return Whether the slot was there before. */
+static inline bool put(const slot_set_t *set, int32_t slot) {
+    uint32_t key = (uint32_t)slot + 1;
+    if (set->dense) {
+        uint64_t *word = &set->bits[slot / 64], bit = UINT64_C(1) << (slot % 64);
+        bool had = (*word & bit) != 0;
+        *word |= bit;
+        return had;
+    }
+    /* The high bits of the product spread runs of neighbours evenly. */
+    size_t mask = ((size_t)1 << set->hash_bits) - 1;
+    size_t at = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - set->hash_bits));
+    while (set->entries[at] != 0 && set->entries[at] != key) {
+        at = (at + 1) & mask;
+    }
+    bool had = set->entries[at] == key;
+    set->entries[at] = key;
+    return had;
+}
+
 kvf_status_t kvf_table_check(const kvf_table_t *table, const kvf_wanted_t *live, const char *side,
                              const char *group, const kvf_alloc_t *alloc, kvf_detail_t *detail) {
+    int32_t max = 0;
     for (int64_t i = 0; i < table->n_blocks; i++) {
         if (table->slots[i] < -1) {
             return kvf_fail(detail, KVF_ERR_INVALID,
@@ -172,43 +201,36 @@ kvf_status_t kvf_table_check(const kvf_table_t *table, const kvf_wanted_t *live,
                             "; give a slot, or -1 where none is bound",
                             group, side, i, table->slots[i]);
         }
+        max = table->slots[i] > max ? table->slots[i] : max;
     }
-    int64_t end = table_end(table, live);
-    if (kvf_wanted_next(live, 0) >= end) {
+    int64_t end = table_end(table, live), n = kvf_wanted_count(live);
+    n = n < end ? n : end;
+    if (n == 0) {
         return KVF_OK;
     }
 
-    /* A hash set of slots, at most half full. The high bits of the product spread runs of
-     * neighbours evenly. */
-    unsigned bits = 1;
-    while ((INT64_C(1) << bits) < 2 * end) {
-        bits++;
+    slot_set_t set = {.dense = max / 64 < n, .hash_bits = 1};
+    while ((INT64_C(1) << set.hash_bits) < 2 * n) {
+        set.hash_bits++;
     }
-    size_t size = (size_t)1 << bits;
-    int32_t *seen = kvf_realloc(alloc, NULL, size, sizeof(*seen));
-    if (seen == NULL) {
+    void *memory = set.dense ? kvf_calloc(alloc, (size_t)max / 64 + 1, sizeof(*set.bits))
+                             : kvf_calloc(alloc, (size_t)1 << set.hash_bits, sizeof(*set.entries));
+    if (memory == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY,
                         "group %s, %s side: no memory to check a table of %" PRId64 " blocks",
                         group, side, table->n_blocks);
     }
-    memset(seen, 0xff, size * sizeof(*seen)); /* -1 everywhere */
+    set.bits = memory;
+    set.entries = memory;
     kvf_status_t status = KVF_OK;
     for (int64_t i = kvf_wanted_next(live, 0); i < end; i = step(live, i)) {
         int32_t slot = table->slots[i];
-        if (slot < 0) {
-            continue;
-        }
-        size_t at = (size_t)(((uint64_t)slot * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - bits));
-        while (seen[at] >= 0 && seen[at] != slot) {
-            at = (at + 1) & (size - 1);
-        }
-        if (seen[at] == slot) {
+        if (slot >= 0 && put(&set, slot)) {
             status = fail_twice(table, live, i, side, group, detail);
             break;
         }
-        seen[at] = slot;
     }
-    kvf_free(alloc, seen);
+    kvf_free(alloc, memory);
     return status;
 }
 
