@@ -30,7 +30,7 @@ typedef struct kvf_mem {
     void *priv; /**< the row's own */
 } kvf_mem_t;
 
-/** A row. All functions: agent thread only. */
+/** A row. All functions: agent thread only (host: any thread). */
 typedef struct kvf_mem_kind {
     const char *name; /**< as in the configuration: host | shm | cuda | fake */
     kvf_mem_type_t type;
@@ -47,6 +47,17 @@ typedef struct kvf_mem_kind {
                           kvf_detail_t *detail);
     /** Give memory back; nothing may use it any more. An empty kvf_mem_t is allowed. */
     void (*free)(kvf_mem_t *mem);
+    /**
+     * Copy bytes of this process into memory of the kind.
+     *
+     * @param off, bytes  A range of mem, checked by the caller; bytes > 0.
+     * @param src         May be changed as soon as the call returns.
+     * @param stream      The row's queue of work (a cudaStream_t): what is queued behind the call
+     * sees the bytes. NULL = the row's default; host and shm copy at once.
+     * @return KVF_OK, KVF_ERR_IO.
+     */
+    kvf_status_t (*write)(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
+                          void *stream, kvf_detail_t *detail);
 } kvf_mem_kind_t;
 
 #endif

@@ -36,9 +36,17 @@ static void host_free(kvf_mem_t *mem) {
     *mem = (kvf_mem_t){0};
 }
 
+kvf_status_t kvf_mem_cpu_write(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
+                               void *stream, kvf_detail_t *detail) {
+    (void)stream;
+    (void)detail;
+    memcpy(mem->base + off, src, (size_t)bytes);
+    return KVF_OK;
+}
+
 const kvf_mem_kind_t *kvf_mem_host(void) {
     static const kvf_mem_kind_t row = {
-        "host", KVF_MEM_HOST, true, NULL, host_alloc, host_free,
+        "host", KVF_MEM_HOST, true, NULL, host_alloc, host_free, kvf_mem_cpu_write,
     };
     return &row;
 }

@@ -21,4 +21,8 @@ const kvf_mem_kind_t *kvf_mem_host(void);
  *  @param[out] kind    Caller's memory. */
 void kvf_mem_shm_init(kvf_mem_kind_t *kind, struct kvf_ucx *ucx);
 
+/** The write of rows that the CPU can access; see kvf_mem_kind_t. @return KVF_OK. @thread any */
+kvf_status_t kvf_mem_cpu_write(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
+                               void *stream, kvf_detail_t *detail);
+
 #endif

@@ -135,5 +135,5 @@ static void shm_free(kvf_mem_t *mem) {
 }
 
 void kvf_mem_shm_init(kvf_mem_kind_t *kind, kvf_ucx_t *ucx) {
-    *kind = (kvf_mem_kind_t){"shm", KVF_MEM_SHM, true, ucx, shm_alloc, shm_free};
+    *kind = (kvf_mem_kind_t){"shm", KVF_MEM_SHM, true, ucx, shm_alloc, shm_free, kvf_mem_cpu_write};
 }
