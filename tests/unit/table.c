@@ -176,6 +176,39 @@ Test(table, check_is_linear_whatever_the_slots) {
     free(slots);
 }
 
+static size_t most_bytes;
+
+static void *measure(void *ctx, void *ptr, size_t size) {
+    (void)ctx;
+    most_bytes = size > most_bytes ? size : most_bytes;
+    return kvf_alloc_default()->resize(kvf_alloc_default()->ctx, ptr, size);
+}
+
+/* By what is live and there, not by the pool, the prompt or what dangles. */
+Test(table, check_takes_memory_by_live_blocks) {
+    static int32_t slots[20000];
+    const kvf_alloc_t alloc = {measure, NULL};
+    static const struct {
+        int64_t prompt, window;
+        int32_t stride;
+        int64_t n, live;
+    } sizes[] = {{20000, 0, 1, 20000, 20000}, {20000, 0, 100000, 20000, 20000},
+                 {20000, 64, 1, 20000, 63},   {20000, 64, 100000, 20000, 63},
+                 {LIMIT, 0, 1, 100, 100},     {LIMIT, 0, 20000000, 100, 100}};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        kvf_wanted_t live = wanted(sizes[i].prompt, 1, sizes[i].window, 0, 0, whole, whole);
+        const kvf_table_t table = {slots, sizes[i].n};
+        for (int32_t k = 0; k < sizes[i].n; k++) {
+            slots[k] = k * sizes[i].stride;
+        }
+        most_bytes = 0;
+        cr_assert_eq(kvf_table_check(&table, &live, "context", "g", &alloc, NULL), KVF_OK);
+        cr_expect_leq(most_bytes, (size_t)sizes[i].live * 16, "row %zu: %zu", i, most_bytes);
+        slots[sizes[i].n - 2] = slots[sizes[i].n - 1];
+        cr_assert_eq(kvf_table_check(&table, &live, "context", "g", &alloc, NULL), KVF_ERR_INVALID);
+    }
+}
+
 Test(table, check_without_memory) {
     kvf_wanted_t live = wanted(48, 8, 0, 0, 0, whole, whole);
     const int32_t slots[] = {1, 2, 3, 4, 5, 6};
