@@ -2,114 +2,14 @@
 #include "kernels/attention.h"
 #include "kernels/attention_body.h"
 
-#include "../support/random.h"
+#include "../support/attention_scene.h"
 
 #include <criterion/criterion.h>
 
-/*
- * A scene is a batch whose every element is known: a function of (content, position, layer, k or v,
- * head, dim). The expected result is computed in double precision from those elements and the
- * positions that L, W and sinks make visible; it sees no page, slot or array.
- *
- * What is right stays within a tenth of KVF_ATTENTION_TOLERANCE (float32 against double: about 1e-6
- * here), what is wrong must be ten times above it.
- */
+/* What is right stays within a tenth of the tolerance (float32 against double: about 1e-6 here),
+ * what is wrong must be ten times above it. */
 #define RIGHT (KVF_ATTENTION_TOLERANCE / 10)
 #define WRONG (KVF_ATTENTION_TOLERANCE * 10)
-
-#define N_SEQS 3
-#define N_DEPTHS 2
-#define MAX_PAGES 640 /* listed pages of a sequence at a depth */
-#define MAX_SLOTS (N_SEQS * N_DEPTHS * MAX_PAGES)
-#define LAYERS 2
-#define STRANGER 77 /* content that no sequence has */
-
-static const struct {
-    const char *name;
-    uint32_t kv_heads, q_heads, head_dim, value_dim, kv_factor;
-} shapes[] = {
-    {"gqa", 2, 6, 64, 64, 2},
-    {"mqa", 1, 5, 36, 36, 2}, /* rows that no vector divides */
-    {"mla", 1, 2, 576, 512, 1},
-};
-#define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
-
-/* What a sequence is; its first prefix tokens are those of all sequences. */
-typedef struct seq {
-    int64_t length, window, sinks, prefix;
-    bool overlap; /* window and sinks that touch are told apart in the arrays all the same */
-} seq_t;
-
-typedef struct depth {
-    int32_t indptr[N_SEQS + 1];
-    int32_t indices[N_SEQS * MAX_PAGES];
-    int32_t info[3 * N_SEQS];
-    int32_t offset[N_SEQS];
-} depth_t;
-
-typedef struct scene {
-    kvf_layer_group_t group;
-    kvf_attention_shape_t shape;
-    uint32_t layer_idx;
-    seq_t seqs[N_SEQS];
-    depth_t depths[N_DEPTHS];
-    uint8_t *pool;
-    int32_t slots[MAX_SLOTS]; /* in random order; the first n_used are taken */
-    int32_t n_slots, n_used;
-    int32_t prefix_slots[MAX_PAGES]; /* by ordinal; -1: not written yet */
-    float *q, *want, *out;
-} scene_t;
-
-static uint64_t hash(uint64_t x) {
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-/* The stored code of an element: a random sign and mantissa, an exponent that keeps it below 2. */
-static uint32_t element(kvf_dtype_t dtype, int64_t content, int64_t position, uint32_t layer,
-                        uint32_t kv, uint32_t head, uint32_t dim) {
-    uint64_t at = hash((uint64_t)content * 1000003 + (uint64_t)position);
-    uint32_t x = (uint32_t)hash(at + (((uint64_t)layer * 2 + kv) * 64 + head) * 4096 + dim);
-    switch (dtype) {
-    case KVF_DTYPE_F32:
-        return (x & 0x83ffffffU) | 0x3c000000U;
-    case KVF_DTYPE_F16:
-        return (x & 0x8fffU) | 0x3000U;
-    case KVF_DTYPE_BF16:
-        return (x & 0x83ffU) | 0x3c00U;
-    default:
-        return (x & 0x9fU) | 0x20U;
-    }
-}
-
-/* Value of a code with mantissa bits m and exponent bits e, by its definition. */
-static double decode_parts(uint32_t code, int m, int e, bool infinities) {
-    int bias = (1 << (e - 1)) - 1, exponent = (int)(code >> m) & ((1 << e) - 1);
-    int mantissa = (int)(code & ((1U << m) - 1)), top = (1 << e) - 1;
-    double sign = code >> (m + e) & 1 ? -1 : 1;
-    if (exponent == top && infinities) {
-        return mantissa == 0 ? sign * INFINITY : NAN;
-    }
-    if (exponent == top && mantissa == (1 << m) - 1) {
-        return NAN;
-    }
-    return sign * (exponent == 0 ? ldexp(mantissa, 1 - bias - m)
-                                 : ldexp((1 << m) + mantissa, exponent - bias - m));
-}
-
-static double decode(kvf_dtype_t dtype, uint32_t code) {
-    switch (dtype) {
-    case KVF_DTYPE_F32:
-        return decode_parts(code, 23, 8, true);
-    case KVF_DTYPE_F16:
-        return decode_parts(code, 10, 5, true);
-    case KVF_DTYPE_BF16:
-        return decode_parts(code, 7, 8, true);
-    default:
-        return decode_parts(code, 3, 4, false);
-    }
-}
 
 static void same_value(float got, double want, uint32_t code) {
     if (isnan(want)) {
@@ -122,11 +22,12 @@ static void same_value(float got, double want, uint32_t code) {
 
 Test(attention, every_code_of_every_small_float) {
     for (uint32_t code = 0; code < 65536; code++) {
-        same_value(kvf_f32_from_f16((uint16_t)code), decode(KVF_DTYPE_F16, code), code);
-        same_value(kvf_f32_from_bf16((uint16_t)code), decode(KVF_DTYPE_BF16, code), code);
+        same_value(kvf_f32_from_f16((uint16_t)code), scene_decode(KVF_DTYPE_F16, code), code);
+        same_value(kvf_f32_from_bf16((uint16_t)code), scene_decode(KVF_DTYPE_BF16, code), code);
     }
     for (uint32_t code = 0; code < 256; code++) {
-        same_value(kvf_f32_from_f8_e4m3((uint8_t)code), decode(KVF_DTYPE_F8_E4M3, code), code);
+        same_value(kvf_f32_from_f8_e4m3((uint8_t)code), scene_decode(KVF_DTYPE_F8_E4M3, code),
+                   code);
     }
     /* Some that the standards name. */
     cr_assert_eq(kvf_f32_from_f16(0x7bff), 65504.0F);
@@ -158,226 +59,16 @@ Test(attention, offsets_are_those_of_the_layout) {
     }
 }
 
-static bool visible(const seq_t *seq, int64_t position) {
-    return seq->window == 0 || position >= seq->length - seq->window || position < seq->sinks;
-}
-
-static int64_t content_of(const scene_t *scene, uint32_t s, int64_t position) {
-    return position < scene->seqs[s].prefix ? 0 : 1 + (int64_t)s;
-}
-
-/* Write one block by walking it in the order of its memory; tokens from length on are zero. */
-static void write_block(scene_t *scene, int32_t slot, int64_t content, int64_t first,
-                        int64_t length) {
-    const kvf_layer_group_t *g = &scene->group;
-    uint32_t bytes = kvf_dtype_bytes(g->dtype);
-    uint8_t *at = scene->pool + (uint64_t)slot * kvf_group_block_bytes(g);
-    bool hnd = g->order == KVF_ORDER_HND;
-    for (uint32_t layer = 0; layer < g->n_layers; layer++) {
-        for (uint32_t kv = 0; kv < g->kv_factor; kv++) {
-            for (uint32_t i = 0; i < (hnd ? g->kv_heads : g->tokens_per_block); i++) {
-                for (uint32_t j = 0; j < (hnd ? g->tokens_per_block : g->kv_heads); j++) {
-                    uint32_t head = hnd ? i : j, token = hnd ? j : i;
-                    for (uint32_t dim = 0; dim < g->head_dim; dim++, at += bytes) {
-                        uint32_t code =
-                            element(g->dtype, content, first + token, layer, kv, head, dim);
-                        code = first + token < length ? code : 0;
-                        memcpy(at, &code, bytes);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* One element as a double, keys turned to their position. */
-static double key(const scene_t *scene, uint32_t s, int64_t position, uint32_t head, uint32_t dim) {
-    const kvf_attention_shape_t *shape = &scene->shape;
-    uint32_t still = shape->head_dim - shape->rope_dims, half = shape->rope_dims / 2;
-    int64_t content = content_of(scene, s, position);
-    double here = decode(shape->dtype,
-                         element(shape->dtype, content, position, scene->layer_idx, 0, head, dim));
-    if (dim < still) {
-        return here;
-    }
-    bool front = dim < still + half;
-    uint32_t pair = front ? dim - still : dim - still - half;
-    double there = decode(shape->dtype, element(shape->dtype, content, position, scene->layer_idx,
-                                                0, head, front ? dim + half : dim - half));
-    double angle =
-        (double)position * exp(log((double)shape->rope_theta) * -2 * pair / shape->rope_dims);
-    return here * cos(angle) + (front ? -there : there) * sin(angle);
-}
-
-static void expect_head(const scene_t *scene, uint32_t s, uint32_t h, float *want) {
-    const kvf_attention_shape_t *shape = &scene->shape;
-    const seq_t *seq = &scene->seqs[s];
-    const float *q = scene->q + (s * shape->q_heads + h) * shape->head_dim;
-    uint32_t kv_head = h * shape->kv_heads / shape->q_heads;
-    double *out = calloc(shape->value_dim, sizeof(*out)), sum = 0;
-    int64_t hidden = seq->window == 0 ? 0 : seq->length - seq->window; /* from sinks to here */
-    for (int64_t p = 0; p < seq->length; p++) {
-        if (!visible(seq, p)) {
-            p = hidden - 1;
-            continue;
-        }
-        double score = 0;
-        for (uint32_t dim = 0; dim < shape->head_dim; dim++) {
-            score += (double)q[dim] * key(scene, s, p, kv_head, dim);
-        }
-        double weight = exp((double)shape->scale * score); /* a double holds it without a maximum */
-        sum += weight;
-        for (uint32_t dim = 0; dim < shape->value_dim; dim++) {
-            uint32_t code = element(shape->dtype, content_of(scene, s, p), p, scene->layer_idx,
-                                    shape->kv_factor - 1, kv_head, dim);
-            out[dim] += weight * decode(shape->dtype, code);
-        }
-    }
-    for (uint32_t dim = 0; dim < shape->value_dim; dim++) {
-        want[dim] = (float)(out[dim] / sum);
-    }
-    free(out);
-}
-
-/* The arrays of one sequence at one depth, which holds the positions [from, to), from a multiple of
- * t: pages with a visible token, in order. */
-static void list_pages(scene_t *scene, uint32_t s, uint32_t d, int64_t from, int64_t to) {
-    const seq_t *seq = &scene->seqs[s];
-    depth_t *depth = &scene->depths[d];
-    int64_t t = scene->group.tokens_per_block, listed = 0, start = 0, last = 0;
-    bool all = seq->window == 0 || seq->window >= seq->length ||
-               (!seq->overlap && seq->length - seq->window <= seq->sinks);
-    int64_t window = all ? from : seq->length - seq->window;
-    bool started = false;
-    int32_t n = depth->indptr[s];
-    for (int64_t first = from; first < to; first += t) {
-        int64_t end = first + t < to ? first + t : to, seen = 0;
-        for (int64_t p = first; p < end && seen == 0; p++) {
-            seen += visible(seq, p);
-        }
-        if (seen == 0) {
-            continue;
-        }
-        if (!started && window < end) {
-            start = listed + (window > first ? window - first : 0);
-            depth->offset[s] = (int32_t)(window > first ? window : first);
-            started = true;
-        }
-        listed += t;
-        last = end - first;
-        int32_t fresh = scene->slots[scene->n_used],
-                *slot = d == 0 ? &scene->prefix_slots[first / t] : &fresh;
-        if (d > 0 || *slot < 0) {
-            *slot = fresh;
-            scene->n_used++;
-            write_block(scene, fresh, content_of(scene, s, first), first, to);
-        }
-        depth->indices[n] = *slot;
-        n++;
-    }
-    depth->indptr[s + 1] = n;
-    depth->info[s] = (int32_t)last;
-    depth->info[N_SEQS + s] = (int32_t)(started ? start : listed - t + last);
-    int64_t sinks = seq->sinks > to ? to : seq->sinks;
-    depth->info[2 * N_SEQS + s] = (int32_t)(all || sinks < from ? 0 : sinks - from);
-}
-
-static scene_t *scene_make(size_t shape_idx, kvf_dtype_t dtype, kvf_order_t order, uint32_t t,
-                           const seq_t *seqs, test_random_t *random) {
-    scene_t *scene = calloc(1, sizeof(*scene));
-    scene->group = (kvf_layer_group_t){.name = "group",
-                                       .n_layers = LAYERS,
-                                       .layers = {3, 9},
-                                       .tokens_per_block = t,
-                                       .kv_heads = shapes[shape_idx].kv_heads,
-                                       .head_dim = shapes[shape_idx].head_dim,
-                                       .kv_factor = shapes[shape_idx].kv_factor,
-                                       .dtype = dtype,
-                                       .order = order};
-    const kvf_attention_shape_t *shape = &scene->shape;
-    cr_assert_eq(kvf_attention_shape_of(&scene->group, shapes[shape_idx].q_heads,
-                                        shapes[shape_idx].value_dim, &scene->shape, NULL),
-                 KVF_OK);
-    scene->layer_idx = (uint32_t)test_between(random, 0, LAYERS - 1);
-    memcpy(scene->seqs, seqs, sizeof(scene->seqs));
-    memset(scene->prefix_slots, -1, sizeof(scene->prefix_slots));
-    int64_t pages = 1;
-    for (uint32_t s = 0; s < N_SEQS; s++) {
-        int64_t seen = seqs[s].window == 0 ? seqs[s].length : seqs[s].window + seqs[s].sinks;
-        pages += (seen < seqs[s].length ? seen : seqs[s].length) / t + 4;
-    }
-    cr_assert_leq(pages, MAX_SLOTS);
-    scene->n_slots = (int32_t)pages;
-    for (int32_t i = 0; i < scene->n_slots; i++) {
-        int64_t j = test_between(random, 0, i);
-        scene->slots[i] = scene->slots[j];
-        scene->slots[j] = i;
-    }
-    /* Slots that nobody wrote hold large numbers, or none. */
-    uint64_t block_bytes = kvf_group_block_bytes(&scene->group);
-    scene->pool = malloc((size_t)pages * block_bytes);
-    memset(scene->pool, 0x7f, (size_t)pages * block_bytes);
-    for (uint32_t s = 0; s < N_SEQS; s++) {
-        list_pages(scene, s, 0, 0, seqs[s].prefix);
-        list_pages(scene, s, 1, seqs[s].prefix, seqs[s].length);
-    }
-    cr_assert_lt(scene->n_used, scene->n_slots);
-    uint32_t heads = N_SEQS * shape->q_heads;
-    scene->q = malloc((size_t)heads * shape->head_dim * sizeof(float));
-    scene->want = malloc((size_t)heads * shape->value_dim * sizeof(float));
-    scene->out = malloc((size_t)heads * shape->value_dim * sizeof(float));
-    for (uint32_t i = 0; i < heads * shape->head_dim; i++) {
-        scene->q[i] = (float)test_between(random, -1000, 1000) / 500;
-    }
-    for (uint32_t h = 0; h < heads; h++) {
-        expect_head(scene, h / shape->q_heads, h % shape->q_heads,
-                    scene->want + h * shape->value_dim);
-    }
-    return scene;
-}
-
-static void scene_free(scene_t *scene) {
-    free(scene->pool);
-    free(scene->q);
-    free(scene->want);
-    free(scene->out);
-    free(scene);
-}
-
-static kvf_status_t run(const scene_t *scene, const depth_t *depths, kvf_detail_t *detail) {
-    kvf_attention_depth_t views[N_DEPTHS];
-    for (uint32_t d = 0; d < N_DEPTHS; d++) {
-        views[d] = (kvf_attention_depth_t){depths[d].indptr, depths[d].indices, depths[d].info,
-                                           depths[d].offset, depths[d].indptr[N_SEQS]};
-    }
-    kvf_attention_t attention = {.shape = scene->shape,
-                                 .layer_idx = scene->layer_idx,
-                                 .pool = scene->pool,
-                                 .n_slots = scene->n_slots,
-                                 .n_seqs = N_SEQS,
-                                 .n_depths = N_DEPTHS,
-                                 .depths = views};
-    return kvf_attention_run(&attention, scene->q, scene->out, detail);
-}
-
-/* The distance of what a sequence gets from what it should, over the heads. */
-static double distance(const scene_t *scene, uint32_t s) {
-    const kvf_attention_shape_t *shape = &scene->shape;
-    uint64_t row = (uint64_t)s * shape->q_heads * shape->value_dim;
-    return kvf_attention_distance(scene->out + row, scene->want + row, shape->q_heads,
-                                  shape->value_dim);
-}
-
 static void assert_right(const scene_t *scene, const char *what) {
     kvf_detail_t detail = {""};
-    cr_assert_eq(run(scene, scene->depths, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(scene_run(scene, scene->depths, &detail), KVF_OK, "%s", detail.text);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         const seq_t *seq = &scene->seqs[s];
-        cr_assert_leq(distance(scene, s), RIGHT,
+        cr_assert_leq(scene_distance(scene, s), RIGHT,
                       "%s, %s, order %d, t %u: L %lld, W %lld, sinks %lld, prefix %lld: %g", what,
                       kvf_dtype_name(scene->shape.dtype), (int)scene->shape.order,
                       scene->group.tokens_per_block, (long long)seq->length, (long long)seq->window,
-                      (long long)seq->sinks, (long long)seq->prefix, distance(scene, s));
+                      (long long)seq->sinks, (long long)seq->prefix, scene_distance(scene, s));
     }
 }
 
@@ -404,7 +95,7 @@ Test(attention, random_batches, .timeout = 300) {
                 seq->overlap = test_between(&random, 0, 1) == 1;
             }
             scene_t *scene = scene_make(shape_idx, dtype, order, (uint32_t)t, seqs, &random);
-            assert_right(scene, shapes[shape_idx].name);
+            assert_right(scene, scene_shape_name(shape_idx));
             scene_free(scene);
         }
     }
@@ -417,5 +108,305 @@ Test(attention, long_ones, .timeout = 300) {
                                 {.length = 65537, .window = 1}};
     scene_t *scene = scene_make(0, KVF_DTYPE_BF16, KVF_ORDER_HND, 16, seqs, &random);
     assert_right(scene, "long");
+    scene_free(scene);
+}
+
+/*
+ * Mutants: the same judge, fed with arrays that are wrong in one way. All sequences have several
+ * pages; the second has a window, the third a window and sinks, and the first two share a prefix.
+ */
+static const seq_t mutated[N_SEQS] = {{.length = 75, .prefix = 16},
+                                      {.length = 91, .prefix = 16, .window = 45},
+                                      {.length = 83, .window = 29, .sinks = 11}};
+
+typedef struct mutant {
+    const char *name;
+    /* Change the pages and the three numbers of sequence s at depth 1; false: not for this one. */
+    bool (*apply)(const scene_t *scene, depth_t *depth, uint32_t s);
+} mutant_t;
+
+static bool alias(const scene_t *scene, depth_t *depth, uint32_t s) {
+    (void)scene;
+    int32_t *pages = depth->indices + depth->indptr[s];
+    pages[2] = pages[1];
+    return true;
+}
+
+static bool swap(const scene_t *scene, depth_t *depth, uint32_t s) {
+    (void)scene;
+    int32_t *pages = depth->indices + depth->indptr[s], page = pages[1];
+    pages[1] = pages[2];
+    pages[2] = page;
+    return true;
+}
+
+static bool lose_first(const scene_t *scene, depth_t *depth, uint32_t s) {
+    int32_t *pages = depth->indices + depth->indptr[s];
+    int32_t n = depth->indptr[s + 1] - depth->indptr[s];
+    memmove(pages, pages + 1, (size_t)(n - 1) * sizeof(*pages));
+    pages[n - 1] = scene->slots[scene->n_used]; /* a scratch block follows in a list like that */
+    return true;
+}
+
+static bool move_window(const scene_t *scene, depth_t *depth, uint32_t s, int32_t by,
+                        int32_t offset) {
+    depth->info[N_SEQS + s] += by;
+    depth->offset[s] += offset;
+    return scene->seqs[s].window > 0;
+}
+
+static bool window_late(const scene_t *scene, depth_t *depth, uint32_t s) {
+    return move_window(scene, depth, s, 1, 1);
+}
+
+static bool window_early(const scene_t *scene, depth_t *depth, uint32_t s) {
+    return move_window(scene, depth, s, -1, -1);
+}
+
+static bool window_late_alone(const scene_t *scene, depth_t *depth, uint32_t s) {
+    return move_window(scene, depth, s, 1, 0);
+}
+
+static bool window_early_alone(const scene_t *scene, depth_t *depth, uint32_t s) {
+    return move_window(scene, depth, s, -1, 0);
+}
+
+static bool offset_alone(const scene_t *scene, depth_t *depth, uint32_t s) {
+    (void)move_window(scene, depth, s, 0, 1);
+    return true;
+}
+
+static bool sink_less(const scene_t *scene, depth_t *depth, uint32_t s) {
+    depth->info[2 * N_SEQS + s]--;
+    return scene->seqs[s].sinks > 0;
+}
+
+static bool sink_more(const scene_t *scene, depth_t *depth, uint32_t s) {
+    depth->info[2 * N_SEQS + s]++;
+    return scene->seqs[s].sinks > 0;
+}
+
+static bool last_shorter(const scene_t *scene, depth_t *depth, uint32_t s) {
+    (void)scene;
+    depth->info[s]--;
+    return true;
+}
+
+static bool last_longer(const scene_t *scene, depth_t *depth, uint32_t s) {
+    (void)scene;
+    depth->info[s]++;
+    return true;
+}
+
+static const mutant_t mutants[] = {
+    {"two ordinals of one slot", alias},
+    {"two pages swapped", swap},
+    {"first prompt block lost", lose_first},
+    {"window starts a token late", window_late},
+    {"window starts a token early", window_early},
+    {"window starts a token late, positions kept", window_late_alone},
+    {"window starts a token early, positions kept", window_early_alone},
+    {"positions off by one", offset_alone},
+    {"a sink less", sink_less},
+    {"a sink more", sink_more},
+    {"last page a token shorter", last_shorter},
+    {"last page a token longer", last_longer},
+};
+
+Test(attention, mutants_change_the_result, .timeout = 300) {
+    test_random_t random = test_random("mutants");
+    FOR_EACH_KIND {
+        scene_t *scene = scene_make(shape_idx, dtype, order, 8, mutated, &random);
+        scene_write(scene, scene->slots[scene->n_used], STRANGER, 0, INT64_MAX);
+        assert_right(scene, scene_shape_name(shape_idx));
+        depth_t depths[N_DEPTHS];
+        for (size_t m = 0; m < sizeof(mutants) / sizeof(mutants[0]); m++) {
+            for (uint32_t s = 0; s < N_SEQS; s++) {
+                memcpy(depths, scene->depths, sizeof(depths));
+                if (!mutants[m].apply(scene, &depths[1], s)) {
+                    continue;
+                }
+                kvf_detail_t detail = {""};
+                cr_assert_eq(scene_run(scene, depths, &detail), KVF_OK, "%s: %s", mutants[m].name,
+                             detail.text);
+                for (uint32_t other = 0; other < N_SEQS; other++) {
+                    double d = scene_distance(scene, other);
+                    cr_assert(other == s ? d >= WRONG : d <= RIGHT,
+                              "%s, %s, order %d, sequence %u, %s: sequence %u is %g off",
+                              scene_shape_name(shape_idx), kvf_dtype_name(dtype), (int)order, s,
+                              mutants[m].name, other, d);
+                }
+            }
+        }
+        scene_free(scene);
+    }
+}
+
+Test(attention, layers_and_orders_are_told_apart) {
+    test_random_t random = test_random("told_apart");
+    scene_t *scene = scene_make(0, KVF_DTYPE_BF16, KVF_ORDER_HND, 8, mutated, &random);
+    scene->layer_idx ^= 1;
+    cr_assert_eq(scene_run(scene, scene->depths, NULL), KVF_OK);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        cr_assert_geq(scene_distance(scene, s), WRONG);
+    }
+    scene->layer_idx ^= 1;
+    scene->shape.order = KVF_ORDER_NHD;
+    cr_assert_eq(scene_run(scene, scene->depths, NULL), KVF_OK);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        cr_assert_geq(scene_distance(scene, s), WRONG);
+    }
+    scene->shape.order = KVF_ORDER_HND;
+    depth_t swapped[N_DEPTHS] = {scene->depths[1], scene->depths[0]};
+    cr_assert_eq(scene_run(scene, swapped, NULL), KVF_OK);
+    cr_assert_leq(scene_distance(scene, 0), RIGHT,
+                  "the order of tokens with positions does not matter");
+    scene_free(scene);
+}
+
+Test(attention, rows_give_the_bits_of_pages) {
+    test_random_t random = test_random("rows");
+    FOR_EACH_KIND {
+        scene_t *scene = scene_make(shape_idx, dtype, order, 8, mutated, &random);
+        const kvf_attention_shape_t *shape = &scene->shape;
+        assert_right(scene, scene_shape_name(shape_idx));
+        uint32_t share = shape->q_heads / shape->kv_heads, bytes = kvf_dtype_bytes(dtype);
+        for (uint32_t i = 0; i < N_SEQS * shape->kv_heads; i++) {
+            uint32_t s = i / shape->kv_heads, h = i % shape->kv_heads;
+            const seq_t *seq = &scene->seqs[s];
+            float out[8 * 512];
+            kvf_attention_head_t head;
+            kvf_attention_begin(&head, shape, scene->q + (size_t)i * share * shape->head_dim, out);
+            for (int64_t p = 0; p < seq->length; p++) {
+                uint8_t rows[2][1 + 4 * 576]; /* as if from a file: at an odd address */
+                for (uint32_t e = 0; scene_visible(seq, p) && e < 2 * shape->head_dim; e++) {
+                    uint32_t kv = e / shape->head_dim, dim = e % shape->head_dim;
+                    uint32_t code = scene_element(dtype, scene_content(scene, s, p), p,
+                                                  scene->layer_idx, kv, h, dim);
+                    memcpy(rows[kv] + 1 + (size_t)dim * bytes, &code, bytes);
+                }
+                if (scene_visible(seq, p)) {
+                    kvf_attention_add(&head, p, rows[0] + 1, rows[shape->kv_factor - 1] + 1);
+                }
+            }
+            kvf_attention_end(&head);
+            cr_assert_arr_eq(out, scene->out + (size_t)i * share * shape->value_dim,
+                             (size_t)share * shape->value_dim * sizeof(float));
+        }
+        scene_free(scene);
+    }
+}
+
+Test(attention, nothing_visible_gives_zeros) {
+    kvf_attention_shape_t shape = {.n_layers = 1,
+                                   .kv_factor = 2,
+                                   .kv_heads = 1,
+                                   .head_dim = 2,
+                                   .tokens_per_block = 4,
+                                   .q_heads = 1,
+                                   .value_dim = 2,
+                                   .rope_theta = 1,
+                                   .scale = 1};
+    int32_t none[2] = {0, 0}, one[2] = {0, 1}, slot = 0, info[3] = {4, 4, 0};
+    float pool[16] = {0}, q[2] = {1, 1}, out[2] = {7, 7};
+    kvf_attention_depth_t depths[2] = {{none, NULL, NULL, NULL, 0}, {one, &slot, info, NULL, 1}};
+    kvf_attention_t attention = {shape, 0, (const uint8_t *)pool, 1, 1, 2, depths};
+    cr_assert_eq(kvf_attention_run(&attention, q, out, NULL), KVF_OK);
+    cr_assert(out[0] == 0 && out[1] == 0);
+    /* Scores far beyond what expf() holds, the largest of them twice: the mean of its values. */
+    const float keys[8] = {-3000, 0, 900, 100, 1000, 0, 500, 0};
+    const float values[8] = {50, 60, 1, 2, 3, 4, 70, 80};
+    memcpy(pool, keys, sizeof(keys));
+    memcpy(pool + 8, values, sizeof(values));
+    info[1] = 0;
+    cr_assert_eq(kvf_attention_run(&attention, q, out, NULL), KVF_OK);
+    cr_assert(out[0] == 2 && out[1] == 3, "%g %g", (double)out[0], (double)out[1]);
+}
+
+Test(attention, distance_is_of_the_worst_row) {
+    const float want[6] = {3, 4, 30, 40, 0, 0}, near[6] = {3, 5, 30, 41, 0, 0};
+    cr_assert_float_eq(kvf_attention_distance(near, want, 3, 2), 0.2, 1e-12);
+    cr_assert_float_eq(kvf_attention_distance(near + 2, want + 2, 2, 2), 0.02, 1e-12);
+    cr_assert_eq(kvf_attention_distance(want, want, 3, 2), 0);
+    cr_assert(isinf(kvf_attention_distance(want, want + 4, 1, 2)), "zero was expected");
+    const float none[2] = {NAN, 4}, endless[2] = {INFINITY, 4};
+    cr_assert(isinf(kvf_attention_distance(none, want, 1, 2)));
+    cr_assert(isinf(kvf_attention_distance(want, none, 1, 2)));
+    cr_assert(isinf(kvf_attention_distance(endless, want, 1, 2)));
+    cr_assert(isinf(kvf_attention_distance(endless, endless, 1, 2)));
+}
+
+/* Change one thing of a good call (a its attention, s its shape, d depth 1, x the arrays of d); the
+ * text must hold the word. */
+#define BROKEN(X)                                                                                  \
+    X(s->dtype = (kvf_dtype_t)4, "dtype", INVALID)                                                 \
+    X(s->order = (kvf_order_t)2, "order", INVALID)                                                 \
+    X(s->n_layers = 0, "n_layers", INVALID)                                                        \
+    X(s->kv_factor = 3, "kv_factor", INVALID)                                                      \
+    X(s->kv_factor = 0, "kv_factor", INVALID)                                                      \
+    X(s->kv_heads = 0, "kv_heads", INVALID)                                                        \
+    X(s->head_dim = 0, "head_dim", INVALID)                                                        \
+    X(s->tokens_per_block = 0, "tokens_per_block", INVALID)                                        \
+    X(s->q_heads = 0, "q_heads", INVALID)                                                          \
+    X(s->q_heads = 7, "q_heads", INVALID)                                                          \
+    X(s->value_dim = 0, "value_dim", INVALID)                                                      \
+    X(s->value_dim = 65, "value_dim", INVALID)                                                     \
+    X(s->rope_dims = 66, "rope_dims", INVALID)                                                     \
+    X(s->rope_dims = 63, "rope_dims", INVALID)                                                     \
+    X((s->kv_factor = 1, s->value_dim = 32, s->rope_dims = 34), "rope_dims", INVALID)              \
+    X(s->rope_theta = 0, "rope_theta", INVALID)                                                    \
+    X(s->scale = NAN, "scale", INVALID)                                                            \
+    X(s->head_dim = 1025, "head_dim", UNSUPPORTED)                                                 \
+    X(s->q_heads = 2 * 257, "257 query heads", UNSUPPORTED)                                        \
+    X((s->kv_heads = s->q_heads = UINT32_MAX, s->tokens_per_block = INT32_MAX), "2^64", INVALID)   \
+    X(a->layer_idx = LAYERS, "layer_idx", INVALID)                                                 \
+    X(d->n_pages++, "number of page indices", INVALID)                                             \
+    X(d->k_rope_pos_offset = NULL, "k_rope_pos_offset", INVALID)                                   \
+    X(x->indptr[0] = 1, "goes from 1", INVALID)                                                    \
+    X(x->indptr[2] = 0, "falls", INVALID)                                                          \
+    X(x->info[2] = 0, "sequence 2: tokens in the last page is 0", INVALID)                         \
+    X(x->info[0] = 9, "sequence 0: tokens in the last page is 9", INVALID)                         \
+    X(x->info[N_SEQS] = -1, "window offset", INVALID)                                              \
+    X(x->info[N_SEQS] = 60, "window offset is 60", INVALID)                                        \
+    X(x->info[2 * N_SEQS] = -1, "sink tokens", INVALID)                                            \
+    X(x->info[2 * N_SEQS] = 60, "sink tokens is 60", INVALID)                                      \
+    X(x->offset[1] = -1, "sequence 1: k_rope_pos_offset", INVALID)                                 \
+    X(x->indices[x->indptr[1] + 2] = -1, "sequence 1: page 2 is slot -1", RANGE)                   \
+    X(x->indices[0] = (int32_t)a->n_slots, "sequence 0: page 0", RANGE)                            \
+    X(x->indices[0] = INT32_MIN, "slot -2147483648", RANGE)
+
+Test(attention, wrong_calls_touch_nothing) {
+    test_random_t random = test_random("wrong_calls");
+    scene_t *scene = scene_make(0, KVF_DTYPE_F16, KVF_ORDER_HND, 8, mutated, &random);
+    const uint64_t n_out = (uint64_t)N_SEQS * scene->shape.q_heads * scene->shape.value_dim;
+#define CALL(change, word, code)                                                                   \
+    {                                                                                              \
+        depth_t arrays[N_DEPTHS], *x = &arrays[1];                                                 \
+        memcpy(arrays, scene->depths, sizeof(arrays));                                             \
+        kvf_attention_depth_t views[N_DEPTHS], *d = &views[1];                                     \
+        for (uint32_t i = 0; i < N_DEPTHS; i++) {                                                  \
+            views[i] =                                                                             \
+                (kvf_attention_depth_t){arrays[i].indptr, arrays[i].indices, arrays[i].info,       \
+                                        arrays[i].offset, arrays[i].indptr[N_SEQS]};               \
+        }                                                                                          \
+        kvf_attention_t attention = {scene->shape, 0,        scene->pool, scene->n_slots,          \
+                                     N_SEQS,       N_DEPTHS, views};                               \
+        kvf_attention_t *a = &attention;                                                           \
+        kvf_attention_shape_t *s = &attention.shape;                                               \
+        (void)a, (void)s, (void)d, (void)x, (void)(change);                                        \
+        kvf_detail_t detail = {""};                                                                \
+        memset(scene->out, 0x5a, n_out * sizeof(float));                                           \
+        cr_assert_eq(kvf_attention_run(a, scene->q, scene->out, &detail), KVF_ERR_##code, "%s",    \
+                     #change);                                                                     \
+        cr_assert_not_null(strstr(detail.text, word), "%s: %s", #change, detail.text);             \
+        for (uint64_t i = 0; i < n_out * sizeof(float); i++) {                                     \
+            cr_assert_eq(((const uint8_t *)scene->out)[i], 0x5a, "%s", #change);                   \
+        }                                                                                          \
+    }
+    BROKEN(CALL)
+    kvf_attention_shape_t shape = {.q_heads = 99};
+    cr_assert_eq(kvf_attention_shape_of(&scene->group, 7, 64, &shape, NULL), KVF_ERR_INVALID);
+    cr_assert_eq(kvf_attention_shape_of(&scene->group, 6, 65, &shape, NULL), KVF_ERR_INVALID);
+    cr_assert_eq(shape.q_heads, 99U, "untouched");
     scene_free(scene);
 }
