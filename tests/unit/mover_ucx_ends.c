@@ -2,6 +2,7 @@
 #include "tests/support/mover_side.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -141,6 +142,47 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, not_handed_over, .timeout = 60) {
     side_close(&a);
     side_close(&b);
     free(source);
+}
+
+/* What an ended path still had to send is not sent, and nothing of it is used any more, even when
+ * the peer takes data again and closes its end in one and the same moment. */
+Test(mover_ucx_ends, thaw_after_disconnect, .timeout = 60) {
+    (void)mallopt(M_PERTURB, 0x5a); /* what UCX freed does not look alive */
+    for (int i = 0; i < 20; i++) {
+        side_t a, b;
+        load_t load;
+        side_open(&a, "tcp");
+        side_open(&b, "tcp");
+        side_connect(&a, 1, b.address, b.address_bytes);
+        side_connect(&b, 1, a.address, a.address_bytes);
+        post_load(&load, &a);
+        while (b.n_landed < 1) {
+            (void)turn(&a);
+            (void)turn(&b);
+        }
+        for (int k = 0; k < 2000; k++) {
+            (void)turn(&a);
+        }
+        a.mover->ops->disconnect(a.mover, 1);
+        for (int k = 0; k < 10; k++) {
+            (void)turn(&a);
+        }
+        b.mover->ops->disconnect(b.mover, 1);
+        for (int k = 0; k < 10 * i; k++) {
+            (void)turn(&b);
+        }
+        for (int k = 0; k < 100; k++) {
+            (void)turn(&a);
+            (void)turn(&b);
+        }
+        cr_assert_eq(a.n_moved, N_BIG);
+        side_close(&b);
+        for (int k = 0; k < 100; k++) {
+            (void)turn(&a);
+        }
+        side_close(&a);
+        free(load.source);
+    }
 }
 
 /* Whoever hears of a failed window and disconnects is not told that the path broke. */
