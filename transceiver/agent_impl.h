@@ -4,8 +4,8 @@
 
 /**
  * @file
- * The agent from inside: agent.c (the public functions, pools) and agent_loop.c (the thread that
- * drives the core). Tests may include it to put a decorator around the mover.
+ * The agent from inside: agent.c and agent_pool.c (the public functions), agent_loop.c (the thread
+ * that drives the core). Tests may include it to put a decorator around the mover.
  */
 
 #include "kvmgr/base/mem.h"

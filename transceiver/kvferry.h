@@ -211,6 +211,33 @@ KVF_API KVF_CHECK kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int
  */
 KVF_API kvf_status_t kvf_pool_release(kvf_pool_t *pool, int64_t n, const int32_t *slots);
 
+/**
+ * One more of your sequences uses these pages, all or none: each needs one more
+ * kvf_pool_release(). Shared pages can be sent, and cannot be granted to a receive.
+ *
+ * @param slots  n slots, each held by you or by the prefix index; -1 entries are skipped.
+ * @return KVF_OK; KVF_ERR_RANGE or KVF_ERR_INVALID (neither holds it).
+ */
+KVF_API KVF_CHECK kvf_status_t kvf_pool_hold(kvf_pool_t *pool, int64_t n, const int32_t *slots);
+
+/**
+ * Your prefix index keeps these pages, whose bytes are final from now on: they stay when your
+ * sequences have released them, until kvf_pool_evict().
+ *
+ * @param slots  n slots, each held by you; -1 entries are skipped.
+ * @return KVF_OK; KVF_ERR_RANGE, KVF_ERR_INVALID (not held, or in the index already) or
+ * KVF_ERR_BUSY (being written, or in doubt): the others are kept all the same.
+ */
+KVF_API kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots);
+
+/**
+ * The prefix index lets a page go. It is free if that was its last use.
+ *
+ * @return KVF_OK; KVF_ERR_RANGE; KVF_ERR_INVALID (the index does not have it); KVF_ERR_BUSY (under
+ * transfer: the index still has it; evict another).
+ */
+KVF_API kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int32_t slot);
+
 /** Pages of a pool by label; the labels add up to n_pages. */
 typedef struct kvf_pool_info {
     const char *group;  /**< the layer group's name, the agent's memory */

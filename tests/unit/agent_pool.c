@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools as their engine sees them: pages for several sequences and for a prefix index. */
+#include "transceiver/kvferry.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static const kvf_layout_t layout = {.n_groups = 1,
+                                    .groups = {{.name = "full",
+                                                .n_layers = 1,
+                                                .layers = {0},
+                                                .tokens_per_block = 16,
+                                                .kv_heads = 1,
+                                                .head_dim = 8,
+                                                .kv_factor = 2,
+                                                .dtype = KVF_DTYPE_BF16}}};
+
+static kvf_agent_t *agent;
+static kvf_pool_t *pool;
+static kvf_detail_t detail;
+
+static void open_pool(void) {
+    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8};
+    kvf_agent_config_t config;
+    kvf_agent_config_init(&config);
+    config.instance = "one";
+    config.control_listen = "127.0.0.1:0";
+    config.layout = &layout;
+    memset(config.cluster_key, 0x5a, sizeof(config.cluster_key));
+    cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_create(agent, &desc, &pool, &detail), KVF_OK, "%s", detail.text);
+}
+
+static void expect_pages(int64_t n_held, int64_t n_cached, int64_t n_free) {
+    kvf_pool_info_t info;
+    kvf_pool_get_info(pool, &info);
+    cr_expect_eq(info.held, n_held);
+    cr_expect_eq(info.cached, n_cached);
+    cr_expect_eq(info.free, n_free);
+}
+
+static void share_pages(void) {
+    int32_t slots[3], more[8];
+    cr_assert_eq(kvf_pool_acquire(pool, 3, slots), KVF_OK);
+    const int32_t shared[] = {slots[0], -1, slots[2]};
+    cr_expect_eq(kvf_pool_hold(pool, 3, shared), KVF_OK);
+    cr_expect_eq(kvf_pool_release(pool, 3, slots), KVF_OK);
+    expect_pages(2, 0, 6);
+    /* All or none: slot 1 is nobody's, and the page in front of it gets no third hold. */
+    cr_expect_eq(kvf_pool_hold(pool, 2, slots), KVF_ERR_INVALID);
+    cr_expect_eq(kvf_pool_hold(pool, 2, (int32_t[]){slots[0], 8}), KVF_ERR_RANGE);
+    cr_expect_eq(kvf_pool_release(pool, 3, shared), KVF_OK);
+    expect_pages(0, 0, 8);
+
+    /* The index keeps what the sequence lets go, and another sequence comes for it. */
+    cr_assert_eq(kvf_pool_acquire(pool, 3, slots), KVF_OK);
+    cr_expect_eq(kvf_pool_cache(pool, 2, slots), KVF_OK);
+    cr_expect_eq(kvf_pool_cache(pool, 3, slots), KVF_ERR_INVALID, "two are there; the third comes");
+    cr_expect_eq(kvf_pool_release(pool, 3, slots), KVF_OK);
+    expect_pages(0, 3, 5);
+    cr_expect_eq(kvf_pool_acquire(pool, 6, more), KVF_ERR_AGAIN);
+    cr_expect_eq(kvf_pool_hold(pool, 1, &slots[1]), KVF_OK);
+    cr_expect_eq(kvf_pool_evict(pool, slots[0]), KVF_OK);
+    cr_expect_eq(kvf_pool_evict(pool, slots[0]), KVF_ERR_INVALID);
+    cr_expect_eq(kvf_pool_evict(pool, slots[1]), KVF_OK);
+    expect_pages(1, 1, 6);
+    cr_expect_eq(kvf_pool_release(pool, 1, &slots[1]), KVF_OK);
+    cr_expect_eq(kvf_pool_evict(pool, slots[2]), KVF_OK);
+    cr_expect_eq(kvf_pool_evict(pool, 8), KVF_ERR_RANGE);
+    expect_pages(0, 0, 8);
+}
+
+Test(agent_pool, pages_are_shared_and_cached) {
+    open_pool();
+    share_pages();
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
+
+/* The same through the agent's thread. */
+Test(agent_pool, of_a_running_agent) {
+    open_pool();
+    cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+    share_pages();
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
