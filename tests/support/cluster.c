@@ -121,6 +121,13 @@ static void do_verify(void *ctx, kvf_verify_t *job) {
     node->jobs = job;
 }
 
+static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
+    node_t *node = ctx;
+    (void)level;
+    node->warnings++;
+    (void)snprintf(node->warning, sizeof(node->warning), "%s", text);
+}
+
 /* ---- events ---- */
 
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
@@ -316,6 +323,7 @@ static void node_start(node_t *node) {
     uint8_t address[64];
     size_t address_bytes;
     kvf_alloc_fail_init(&node->alloc, 0);
+    node->log = (kvf_log_t){do_log, node, KVF_LOG_WARN};
     cr_assert_eq(kvf_mover_sim_create(cluster->net, node->number, &sink, &node->mover), KVF_OK);
     cr_assert_eq(node->mover->ops->address(node->mover, address, sizeof(address), &address_bytes),
                  KVF_OK);
@@ -323,6 +331,7 @@ static void node_start(node_t *node) {
         .agent = &node->config,
         .alloc = &node->alloc.table,
         .rand = {fill_random, cluster},
+        .log = &node->log,
         .out = {do_dial, do_write, do_close, do_connect, do_disconnect, do_post, do_page, do_verify,
                 node},
         .mover_name = "sim",

@@ -46,6 +46,9 @@ typedef struct node {
     bool dead;    /**< killed: nothing is delivered to it, its connections are closed */
     bool stopped; /**< frozen: nothing is delivered to it, its connections stay */
     kvf_verify_t *jobs;
+    kvf_log_t log;
+    int warnings;       /**< and errors, lines of the log */
+    char warning[1024]; /**< the last one */
 } node_t;
 
 typedef struct cluster_options {

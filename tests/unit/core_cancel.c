@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ends of transfers other than the good one: cancelled, late, lost, in quarantine. */
+#include "../support/pair.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+
+/* Where a transfer is when something happens to it. */
+typedef enum phase { BEFORE_CONNECT, CHUNKS_WAIT, CHUNKS_UNDER_WAY, AFTER_END, PHASES } phase_t;
+
+static void run_to(pair_t *p, phase_t phase) {
+    cluster_hold_chunks(p->cluster, phase != AFTER_END);
+    cr_assert_eq(pair_fetch(p), KVF_OK, "%s", p->detail.text);
+    if (phase == BEFORE_CONNECT) {
+        return;
+    }
+    cluster_run(p->cluster);
+    if (phase == CHUNKS_UNDER_WAY) {
+        size_t n = kvf_sim_net_pending(cluster_net(p->cluster));
+        cr_assert(n > 0);
+        for (size_t i = 0; i < n; i++) {
+            (void)kvf_sim_net_step(cluster_net(p->cluster), i);
+        }
+    }
+}
+
+/* Cancel from either side, twice, at every phase, with movers of both kinds: one result and one
+ * released event each; a page that a one-sided copy may still hit is not free before that copy has
+ * landed. */
+ParameterizedTestParameters(core_cancel, by_phase) {
+    static int index[PHASES * 4];
+    for (int i = 0; i < PHASES * 4; i++) {
+        index[i] = i;
+    }
+    return cr_make_param_array(int, index, PHASES * 4);
+}
+
+ParameterizedTest(int *i, core_cancel, by_phase) {
+    cluster_options_t options = {.one_sided = *i % 2 == 1};
+    bool by_sender = *i / 2 % 2 == 1;
+    phase_t phase = (phase_t)(*i / 4);
+    pair_t p;
+    pair_open(&p, &options, 100);
+    run_to(&p, phase);
+    kvf_core_t *core = by_sender ? p.ctx->core : p.gen->core;
+    kvf_status_t want = phase == AFTER_END ? KVF_ERR_UNKNOWN : KVF_OK;
+    cr_expect_eq(by_sender ? kvf_core_send_cancel(core, p.send, KVF_ERR_CANCELLED)
+                           : kvf_core_recv_cancel(core, p.recv),
+                 want);
+    cr_expect_eq(by_sender ? kvf_core_send_cancel(core, p.send, KVF_ERR_CANCELLED)
+                           : kvf_core_recv_cancel(core, p.recv),
+                 KVF_ERR_UNKNOWN);
+    cluster_run(p.cluster);
+    if (options.one_sided && (phase == CHUNKS_WAIT || phase == CHUNKS_UNDER_WAY)) {
+        /* Pages that copies are on their way to are nobody's, even if the engine lets them go at
+         * once. */
+        cr_expect_eq(p.got.results, 1);
+        cr_expect_eq(p.got.status, KVF_ERR_CANCELLED);
+    }
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, phase == AFTER_END ? KVF_OK : KVF_ERR_CANCELLED, "%s",
+                 p.got.message);
+    cr_expect_eq(p.sent.status, phase == AFTER_END ? KVF_OK : KVF_ERR_CANCELLED, "%s",
+                 p.sent.message);
+    pair_close(&p);
+}
+
+Test(core_cancel, one_sided_pages_stay_in_quarantine_until_drained) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){.one_sided = true}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    cr_assert_eq(kvf_core_recv_cancel(p.gen->core, p.recv), KVF_OK);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.got.results, 1);
+    cr_expect_eq(p.got.releases, 0, "copies have not left yet");
+    node_give(p.gen, p.destinations); /* an engine that does not wait for released */
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_QUARANTINED), 13);
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_FREE), 128 - 13);
+    cluster_advance(p.cluster, 600000); /* past quarantine_us */
+    cr_expect_eq(p.got.releases, 1);
+    cr_expect_eq(p.got.n_poisoned, 13 + 4);
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_POISONED), 13);
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster); /* the late proof heals */
+    cr_expect_eq(p.got.releases, 1);
+    cr_expect(node_clean(p.gen));
+    for (uint32_t g = 0; g < 2; g++) {
+        p.destinations[g].n_blocks = 0;
+    }
+    pair_close(&p);
+}
+
+/* Given up before the connection was there: the context side hears of it, and its pages do not wait
+ * for the lease. */
+Test(core_cancel, given_up_before_the_request) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cr_assert_eq(kvf_core_recv_cancel(p.gen->core, p.recv), KVF_OK);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, KVF_ERR_CANCELLED);
+    cr_expect_eq(p.sent.status, KVF_ERR_CANCELLED, "%s", p.sent.message);
+    pair_close(&p);
+}
+
+Test(core_cancel, deadline_ends_both_sides) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    cluster_advance(p.cluster, 31000000);
+    cr_expect_eq(p.got.status, KVF_ERR_DEADLINE, "%s", p.got.message);
+    cr_expect_eq(p.got.releases, 1, "our own handler makes the copies: no need to wait");
+    cr_expect_eq(p.sent.status, KVF_ERR_DEADLINE, "%s", p.sent.message);
+    cr_expect_eq(p.sent.releases, 0, "its copies have not left");
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    pair_close(&p);
+}
+
+Test(core_cancel, a_killed_receiver_is_lost) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    cluster_kill(p.gen);
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.sent.results, 1);
+    cr_expect_eq(p.sent.releases, 1);
+    cr_expect_eq(p.sent.status, KVF_ERR_PEER_LOST, "%s", p.sent.message);
+    node_give(p.ctx, p.sources);
+    cr_expect(node_clean(p.ctx));
+    /* It comes back, and the next request works. */
+    cluster_restart(p.gen);
+    node_take(p.ctx, 100, CONTENT, p.source, p.sources);
+    node_take(p.gen, 100, 0, p.destination, p.destinations);
+    p.sent = p.got = (watch_t){0};
+    cr_assert_eq(node_offer(p.ctx, "r1", 100, p.sources, &p.sent, &p.send, p.ticket), KVF_OK);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, KVF_OK, "%s", p.got.message);
+    cr_expect_eq(node_wrong(p.gen, 100, CONTENT, p.destinations), 0);
+    pair_close(&p);
+}
+
+Test(core_cancel, a_frozen_sender_is_lost_after_two_seconds) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    p.ctx->stopped = true;
+    cluster_advance(p.cluster, 1900000);
+    cr_expect_eq(p.got.results, 0);
+    cluster_advance(p.cluster, 200000);
+    cr_expect_eq(p.got.results, 1);
+    cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST);
+    cr_expect_not_null(strstr(p.got.message, "silent"), "%s", p.got.message);
+    p.ctx->stopped = false;
+    cluster_hold_chunks(p.cluster, false);
+    cluster_advance(p.cluster, 100000);
+    expect_one_end_each(&p);
+    pair_close(&p);
+}
+
+Test(core_cancel, own_stall_declares_nobody_lost) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    /* Both stand still for five seconds, as after a suspended machine. */
+    kvf_core_set_time(p.gen->core, cluster_now(p.cluster) + 5000000);
+    kvf_core_tick(p.gen->core);
+    cr_expect_eq(p.got.results, 0);
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.got.status, KVF_OK, "%s", p.got.message);
+    expect_one_end_each(&p);
+    pair_close(&p);
+}
+
+Test(core_cancel, heartbeats_keep_an_idle_pair_up) {
+    pair_t p;
+    kvf_peer_info_t info;
+    pair_open(&p, &(cluster_options_t){0}, 40);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_advance(p.cluster, 60000000);
+    cr_assert_eq(kvf_core_peers(p.gen->core, &info, 1), 1);
+    cr_expect_eq(info.state, KVF_PEER_UP);
+    cr_assert_eq(kvf_core_peers(p.ctx->core, &info, 1), 1);
+    cr_expect_eq(info.state, KVF_PEER_UP);
+    pair_close(&p);
+}
