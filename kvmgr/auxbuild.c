@@ -244,7 +244,7 @@ static kvf_status_t add_row(kvf_auxbuild_t *build, const struct group *group,
         return status;
     }
     /* No number here exceeds L: the list leaves blocks out, it adds none. */
-    const int64_t last_tokens = window_block < block_end ? end - (block_end - 1) * t : t;
+    const int64_t last_tokens = window_first < end ? end - (block_end - 1) * t : t;
     int32_t *info = list->length_info + r;
     info[0] = n_blocks == 0 ? 0 : (int32_t)last_tokens;
     info[build->n_seqs] = (int32_t)(n_sink_blocks * t + window_first - window_block * t);
