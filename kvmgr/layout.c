@@ -249,6 +249,10 @@ static kvf_status_t compare_layers(const kvf_layer_group_t *a, const kvf_layer_g
     return KVF_OK;
 }
 
+static const char *role_name(kvf_group_role_t role) {
+    return role == KVF_GROUP_DRAFT ? "draft" : "target";
+}
+
 static kvf_status_t compare_groups(const kvf_layer_group_t *a, const kvf_layer_group_t *b,
                                    kvf_detail_t *detail) {
     const struct {
@@ -264,8 +268,7 @@ static kvf_status_t compare_groups(const kvf_layer_group_t *a, const kvf_layer_g
         {"head_dim", a->head_dim, b->head_dim},
         {"kv_factor", a->kv_factor, b->kv_factor},
     };
-    static const char *const orders[] = {"HND", "NHD"}, *const kinds[] = {"paged", "state"},
-                             *const roles[] = {"target", "draft"};
+    static const char *const orders[] = {"HND", "NHD"}, *const kinds[] = {"paged", "state"};
     const struct {
         const char *name;
         const char *ours;
@@ -274,7 +277,7 @@ static kvf_status_t compare_groups(const kvf_layer_group_t *a, const kvf_layer_g
         {"dtype", kvf_dtype_name(a->dtype), kvf_dtype_name(b->dtype)},
         {"order", orders[a->order], orders[b->order]},
         {"kind", kinds[a->kind], kinds[b->kind]},
-        {"role", roles[a->role], roles[b->role]},
+        {"role", role_name(a->role), role_name(b->role)},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (fields[i].ours != fields[i].theirs) {
@@ -292,12 +295,31 @@ static kvf_status_t compare_groups(const kvf_layer_group_t *a, const kvf_layer_g
     return compare_layers(a, b, detail);
 }
 
+/* The first group of the layout with more groups whose name the other does not have: there is one,
+ * as names are unique. */
+static const kvf_layer_group_t *find_extra(const kvf_layout_t *more, const kvf_layout_t *fewer) {
+    uint32_t g = 0, other = 0;
+    while (other < fewer->n_groups) {
+        if (strcmp(more->groups[g].name, fewer->groups[other].name) == 0) {
+            g++;
+            other = 0;
+        } else {
+            other++;
+        }
+    }
+    return &more->groups[g];
+}
+
 kvf_status_t kvf_layout_compare(const kvf_layout_t *ours, const kvf_layout_t *theirs,
                                 kvf_detail_t *detail) {
     if (ours->n_groups != theirs->n_groups) {
+        bool here = ours->n_groups > theirs->n_groups;
+        const kvf_layer_group_t *extra = here ? find_extra(ours, theirs) : find_extra(theirs, ours);
         return kvf_fail(detail, KVF_ERR_INCOMPATIBLE,
-                        "%" PRIu32 " layer groups here, %" PRIu32 " there", ours->n_groups,
-                        theirs->n_groups);
+                        "%" PRIu32 " layer groups here, %" PRIu32
+                        " there: group %s (role %s) is only %s",
+                        ours->n_groups, theirs->n_groups, extra->name, role_name(extra->role),
+                        here ? "here" : "there");
     }
     for (uint32_t g = 0; g < ours->n_groups; g++) {
         const kvf_layer_group_t *a = &ours->groups[g], *b = &theirs->groups[g];

@@ -189,7 +189,7 @@ Test(layout, layer_span) {
 
 /* Every field, a change of it, and what the comparison must say. */
 #define CHANGES(X)                                                                                 \
-    X(l->n_groups = 1, "2 layer groups here, 1 there")                                             \
+    X(l->n_groups = 1, "2 layer groups here, 1 there: group swa (role draft) is only here")        \
     X(strcpy(g->name, "local"), "group number 1 is swa here, local there")                         \
     X(g->n_layers = 3, "group swa: n_layers 4 here, 3 there")                                      \
     X(g->layers[3] = 9, "group swa: layers[3] 10 here, 9 there")                                   \
@@ -220,6 +220,20 @@ Test(layout, compare_and_digest_see_every_field) {
     }
     CHANGES(COMPARE)
 #undef COMPARE
+}
+
+/* Whichever side has it, and wherever in its list. */
+Test(layout, a_group_of_one_side_is_named) {
+    kvf_layout_t ours = sample(), theirs = sample();
+    kvf_detail_t detail = {""};
+    theirs.groups[0] = theirs.groups[1];
+    theirs.n_groups = 1;
+    cr_assert_eq(kvf_layout_compare(&theirs, &ours, &detail), KVF_ERR_INCOMPATIBLE);
+    cr_assert_str_eq(detail.text,
+                     "1 layer groups here, 2 there: group full (role target) is only there");
+    cr_assert_eq(kvf_layout_compare(&ours, &theirs, &detail), KVF_ERR_INCOMPATIBLE);
+    cr_assert_str_eq(detail.text,
+                     "2 layer groups here, 1 there: group full (role target) is only here");
 }
 
 Test(layout, unused_bytes_do_not_count) {
