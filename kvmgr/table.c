@@ -94,27 +94,6 @@ kvf_wanted_t kvf_wanted_live(const kvf_wanted_t *wanted, bool is_source) {
     return live;
 }
 
-/* The smallest shared ordinal >= ordinal. */
-static int64_t align(const kvf_wanted_t *wanted, int64_t ordinal) {
-    if (wanted->shared.size == 1) {
-        return ordinal;
-    }
-    int64_t past = (ordinal - wanted->shared.rank) % wanted->shared.size;
-    return past > 0 ? ordinal - past + wanted->shared.size : ordinal - past;
-}
-
-int64_t kvf_wanted_next(const kvf_wanted_t *wanted, int64_t ordinal) {
-    int64_t next = ordinal > wanted->from ? ordinal : wanted->from;
-    if (next >= wanted->prompt_blocks || wanted->shared.size == 0) {
-        return wanted->prompt_blocks;
-    }
-    next = align(wanted, next);
-    if (kvf_span_has(wanted->stale, next)) {
-        next = align(wanted, wanted->stale.end);
-    }
-    return next < wanted->prompt_blocks ? next : wanted->prompt_blocks;
-}
-
 /* kvf_wanted_next(wanted, ordinal + 1) for a wanted ordinal, without a division; may pass the
  * prompt's end. */
 static inline int64_t step(const kvf_wanted_t *wanted, int64_t ordinal) {
@@ -127,7 +106,7 @@ static int64_t count_shared(const kvf_wanted_t *wanted, int64_t first, int64_t e
     if (first >= end || wanted->shared.size == 0) {
         return 0;
     }
-    first = align(wanted, first);
+    first = kvf_wanted_align(wanted, first);
     return first < end ? (end - 1 - first) / wanted->shared.size + 1 : 0;
 }
 

@@ -56,9 +56,29 @@ KVF_CHECK kvf_status_t kvf_wanted_init(const kvf_lengths_t *lengths, int64_t tok
  *  @thread any  @cost O(1) */
 kvf_wanted_t kvf_wanted_live(const kvf_wanted_t *wanted, bool is_source);
 
+/** @return The smallest ordinal >= ordinal that both ranks hold; some do. @thread any  @cost O(1)
+ */
+static inline int64_t kvf_wanted_align(const kvf_wanted_t *wanted, int64_t ordinal) {
+    if (wanted->shared.size == 1) {
+        return ordinal;
+    }
+    int64_t past = (ordinal - wanted->shared.rank) % wanted->shared.size;
+    return past > 0 ? ordinal - past + wanted->shared.size : ordinal - past;
+}
+
 /** @return The smallest wanted ordinal >= ordinal, or prompt_blocks when there is none.
  *  @thread any  @cost O(1) */
-int64_t kvf_wanted_next(const kvf_wanted_t *wanted, int64_t ordinal);
+static inline int64_t kvf_wanted_next(const kvf_wanted_t *wanted, int64_t ordinal) {
+    int64_t next = ordinal > wanted->from ? ordinal : wanted->from;
+    if (next >= wanted->prompt_blocks || wanted->shared.size == 0) {
+        return wanted->prompt_blocks;
+    }
+    next = kvf_wanted_align(wanted, next);
+    if (kvf_span_has(wanted->stale, next)) {
+        next = kvf_wanted_align(wanted, wanted->stale.end);
+    }
+    return next < wanted->prompt_blocks ? next : wanted->prompt_blocks;
+}
 
 /** @return How many ordinals are wanted. @thread any  @cost O(1) */
 int64_t kvf_wanted_count(const kvf_wanted_t *wanted);
