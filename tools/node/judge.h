@@ -60,8 +60,14 @@ typedef struct kvf_judgement {
     } first; /**< in the order of the layout; only when not the same */
 } kvf_judgement_t;
 
-/** @return Floats of a step's result: [group][layer][query head][value element]. @thread any */
-uint64_t kvf_judge_floats(const kvf_layout_t *layout);
+/**
+ * @param[out] n_p  Floats of a step's result: [group][layer][query head][value element].
+ * @return KVF_OK, KVF_ERR_UNSUPPORTED (a group that kernels/attention.h does not take: the text
+ *         names it).
+ * @thread any
+ */
+KVF_CHECK kvf_status_t kvf_judge_floats(const kvf_layout_t *layout, uint64_t *n_p,
+                                        kvf_detail_t *detail);
 
 /**
  * The engine's side: write the KV of the first generated token, make the step's aux data out of the

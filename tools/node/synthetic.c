@@ -57,6 +57,13 @@ static uint64_t token_key(const kvf_content_t *content, int64_t token) {
     return mix(content_key(content, token / KVF_PIECE_TOKENS) + (uint64_t)token * GAMMA);
 }
 
+/* A generated token is its number, wherever it comes from. The numbers of prompts' pieces are
+ * rarely negative, so that theirs are other keys. */
+static uint64_t generated_key(const kvf_content_t *content, int64_t prompt_tokens, int64_t token) {
+    uint64_t number = (uint64_t)kvf_synthetic_token(content, prompt_tokens, token);
+    return mix(mix(~number) + (uint64_t)token * GAMMA);
+}
+
 static uint64_t row_key(uint64_t token_key, uint32_t layer, uint32_t kv, uint32_t head) {
     return mix(token_key ^ ((uint64_t)layer << 33 | (uint64_t)kv << 32 | head));
 }
@@ -125,6 +132,15 @@ static uint64_t count_row(const uint8_t *row, const uint64_t *key, shape_t shape
     return n;
 }
 
+void kvf_synthetic_row(const kvf_layer_group_t *group, const kvf_content_t *content,
+                       int64_t prompt_tokens, int64_t position, uint32_t layer, uint32_t kv,
+                       uint32_t head, void *row) {
+    uint64_t token = position < prompt_tokens ? token_key(content, position)
+                                              : generated_key(content, prompt_tokens, position);
+    fill_row(row_key(token, layer, kv, head), dtype_shape(group->dtype), row,
+             (uint64_t)group->head_dim * kvf_dtype_bytes(group->dtype));
+}
+
 /* Walk the rows (head vectors) of a page: write them, or count what is wrong in them. */
 typedef struct walk {
     const kvf_layer_group_t *group;
@@ -180,6 +196,34 @@ void kvf_synthetic_fill(const kvf_layer_group_t *group, const kvf_content_t *con
                     }
                 }
             }
+        }
+    }
+}
+
+/* Where the rows of one token are in its page. */
+static void *token_row(const kvf_layer_group_t *group, uint32_t layer_idx, uint32_t at,
+                       int64_t position, void *page) {
+    uint32_t token = (uint32_t)(position % group->tokens_per_block);
+    return (uint8_t *)page +
+           kvf_group_offset(group, layer_idx, at / group->kv_heads, at % group->kv_heads, token);
+}
+
+void kvf_synthetic_append(const kvf_layer_group_t *group, const kvf_content_t *content,
+                          int64_t prompt_tokens, int64_t position, void *page) {
+    for (uint32_t l = 0; l < group->n_layers; l++) {
+        for (uint32_t at = 0; at < group->kv_factor * group->kv_heads; at++) {
+            kvf_synthetic_row(group, content, prompt_tokens, position, group->layers[l],
+                              at / group->kv_heads, at % group->kv_heads,
+                              token_row(group, l, at, position, page));
+        }
+    }
+}
+
+void kvf_synthetic_erase(const kvf_layer_group_t *group, int64_t position, void *page) {
+    size_t row_bytes = (size_t)group->head_dim * kvf_dtype_bytes(group->dtype);
+    for (uint32_t l = 0; l < group->n_layers; l++) {
+        for (uint32_t at = 0; at < group->kv_factor * group->kv_heads; at++) {
+            memset(token_row(group, l, at, position, page), 0, row_bytes);
         }
     }
 }

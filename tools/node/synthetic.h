@@ -65,6 +65,30 @@ void kvf_synthetic_fill(const kvf_layer_group_t *group, const kvf_content_t *con
                         uint32_t end_idx, void *page);
 
 /**
+ * Make one row (head vector) of the contiguous KV, without any page: of the prompt, or of a
+ * generated token, whose rows follow from its number (kvf_synthetic_token()) and its position.
+ *
+ * @param position   >= 0; from prompt_tokens on: generated.
+ * @param layer      Global id.
+ * @param kv         0 = k, 1 = v.
+ * @param[out] row   head_dim elements, any alignment.
+ */
+void kvf_synthetic_row(const kvf_layer_group_t *group, const kvf_content_t *content,
+                       int64_t prompt_tokens, int64_t position, uint32_t layer, uint32_t kv,
+                       uint32_t head, void *row);
+
+/**
+ * Write the rows of one token, in all layers, into the page of its block.
+ *
+ * @param position  As kvf_synthetic_row().
+ */
+void kvf_synthetic_append(const kvf_layer_group_t *group, const kvf_content_t *content,
+                          int64_t prompt_tokens, int64_t position, void *page);
+
+/** Make the rows of one token zero, in all layers of its page. */
+void kvf_synthetic_erase(const kvf_layer_group_t *group, int64_t position, void *page);
+
+/**
  * Compare a whole page with what kvf_synthetic_fill() would write.
  *
  * @param[out] first_p  The first wrong element in memory order, untouched when there is none.
