@@ -126,22 +126,6 @@ static const char *check_recv_request(ProtobufCMessage *message) {
     return NULL;
 }
 
-static const char *check_final(const Kvf__Wire__Final *final) {
-    if (final->n_missing > KVF_MAX_GROUPS) {
-        return "final.missing";
-    }
-    for (size_t i = 0; i < final->n_missing; i++) {
-        const Kvf__Wire__Missing *missing = final->missing[i];
-        if (missing->group_idx >= KVF_MAX_GROUPS) {
-            return "final.missing.group_idx";
-        }
-        if (!ordinals_ok(missing->ordinals, missing->n_ordinals)) {
-            return "final.missing.ordinals";
-        }
-    }
-    return NULL;
-}
-
 static const char *check_commit(ProtobufCMessage *message) {
     const Kvf__Wire__Commit *commit = (Kvf__Wire__Commit *)message;
     if (!transfer_ok(commit->transfer)) {
@@ -165,7 +149,7 @@ static const char *check_commit(ProtobufCMessage *message) {
             return "ranges.ordinals";
         }
     }
-    return commit->final == NULL ? NULL : check_final(commit->final);
+    return NULL;
 }
 
 static const char *check_done(ProtobufCMessage *message) {

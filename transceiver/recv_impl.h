@@ -60,7 +60,7 @@ typedef struct kvf_recv_op {
     size_t commits_first, commits_end, commits_room;
     kvf_verify_t job;
     bool verifying;        /* the driver has the job */
-    uint64_t wanted_bytes; /* granted, and not missing at the source */
+    uint64_t wanted_bytes; /* granted */
     uint64_t wanted_pages;
     uint64_t sealed_bytes;
 

@@ -289,11 +289,14 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
     return KVF_OK;
 }
 
-/* Does the context side hand over the tokens that this side expects? Source: docs/placement.md
- * "Capacity": the generation side holds the drafts, so it knows how many there are. */
-static kvf_status_t check_tokens(const kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
-                                 kvf_detail_t *detail) {
-    int64_t n_drafts = (int64_t) final->n_draft_tokens, draft_len = recv->lengths.draft_len;
+/* The final part: sizes within limits, and the tokens that this side expects. */
+static kvf_status_t check_final(const kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
+                                kvf_detail_t *detail) {
+    size_t n_drafts = final->n_draft_tokens, draft_len = (size_t)recv->lengths.draft_len;
+    if (final->n_first_tokens > KVF_MAX_AUX_TOKENS || n_drafts > KVF_MAX_AUX_TOKENS ||
+        final->data.len > KVF_MAX_AUX_BYTES) {
+        return kvf_fail(detail, KVF_ERR_PROTOCOL, "the final message has too many tokens or bytes");
+    }
     if (recv->handoff == KVF_HANDOFF_NONE) {
         return KVF_OK;
     }
@@ -303,58 +306,8 @@ static kvf_status_t check_tokens(const kvf_recv_op_t *recv, const Kvf__Wire__Fin
     }
     if (n_drafts != draft_len && (n_drafts != 0 || recv->handoff == KVF_HANDOFF_ALL)) {
         return kvf_fail(detail, KVF_ERR_COUNT_MISMATCH,
-                        "the context side handed over %" PRId64
-                        " draft tokens, when this request has %" PRId64,
+                        "the context side handed over %zu draft tokens, when this request has %zu",
                         n_drafts, draft_len);
-    }
-    return KVF_OK;
-}
-
-/* The final part: sizes within limits, the tokens that are expected, and blocks that the source
- * does not have only if we said that we can live with that. */
-static kvf_status_t take_final(kvf_recv_op_t *recv, const Kvf__Wire__Final *final,
-                               kvf_detail_t *detail) {
-    kvf_core_t *core = recv->op.core;
-    if (final->n_first_tokens > KVF_MAX_AUX_TOKENS || final->n_draft_tokens > KVF_MAX_AUX_TOKENS ||
-        final->data.len > KVF_MAX_AUX_BYTES) {
-        return kvf_fail(detail, KVF_ERR_PROTOCOL, "the final message has too many tokens or bytes");
-    }
-    kvf_status_t status = check_tokens(recv, final, detail);
-    if (status != KVF_OK) {
-        return status;
-    }
-    for (size_t m = 0; m < final->n_missing; m++) {
-        const Kvf__Wire__Missing *missing = final->missing[m];
-        if (recv->holes != KVF_HOLES_SKIP || missing->group_idx >= core->layout.n_groups) {
-            return kvf_fail(detail, KVF_ERR_PROTOCOL,
-                            "the context side left blocks out without being asked to");
-        }
-        recv_group_t *group = &recv->groups[missing->group_idx];
-        const kvf_layer_group_t *shape = &core->layout.groups[missing->group_idx];
-        kvf_page_ref_t *list = kvf_realloc(
-            core->alloc, recv->missing, recv->n_missing + missing->n_ordinals + 1, sizeof(*list));
-        if (list == NULL) {
-            return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the missing blocks");
-        }
-        recv->missing = list;
-        for (size_t i = 0; i < missing->n_ordinals; i++) {
-            const recv_entry_t *entry = find_entry(group, (int64_t)missing->ordinals[i]);
-            if (entry == NULL) {
-                continue; /* missing on both sides: listed already */
-            }
-            uint64_t *claimed = group->claimed + (size_t)(entry - group->entries) * group->words;
-            uint64_t granules = kvf_group_block_bytes(shape) / group->granule_bytes;
-            if (!bits_all(claimed, 0, granules, false)) {
-                return kvf_fail(detail, KVF_ERR_PROTOCOL,
-                                "group %s: ordinal %" PRIu64 " is both committed and missing",
-                                shape->name, missing->ordinals[i]);
-            }
-            bits_set(claimed, 0, granules); /* named once */
-            recv->missing[recv->n_missing++] =
-                (kvf_page_ref_t){missing->group_idx, entry->ordinal, entry->slot};
-            recv->wanted_bytes -= kvf_group_block_bytes(shape);
-            recv->wanted_pages--;
-        }
     }
     return KVF_OK;
 }
@@ -376,7 +329,7 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit) {
         status = queue_range(recv, commit->ranges[i], &detail);
     }
     if (status == KVF_OK && commit->final != NULL) {
-        status = take_final(recv, commit->final, &detail);
+        status = check_final(recv, commit->final, &detail);
     }
     if (status != KVF_OK) {
         kvf_recv_end(recv, status, detail.text, true);
