@@ -34,6 +34,7 @@ typedef struct kvf_config {
     kvf_texts_t peers;
     const char *preset;
     uint64_t tokens_per_block;
+    uint64_t draft_layers;
     const char *memory;
     uint64_t pool_bytes;
     const char *mover;
@@ -43,6 +44,7 @@ typedef struct kvf_config {
     const char *engine;
     uint64_t prefill_tokens_per_s;
     uint64_t chunk_tokens;
+    uint64_t extra_tokens;
     bool prefix_cache;
     const char *verify;
     const char *aux;

@@ -39,6 +39,10 @@ static const kvf_key_t keys[] = {
      AT(preset)},
     {"model.tokens_per_block", KVF_KEY_NUMBER, "32", "tokens", "tokens of one page", 16, 128,
      LIST("16", "32", "64", "128"), NULL, AT(tokens_per_block)},
+    {"model.draft_layers", KVF_KEY_NUMBER, "0", "layers",
+     "layers of a draft model: a layer group of its own behind the target's; both sides need the "
+     "same number",
+     0, KVF_PRESET_MAX_DRAFT_LAYERS, NULL, NULL, AT(draft_layers)},
     {"pool.memory", KVF_KEY_CHOICE, "shm", NULL, "kind of memory of the pages", 0, 0,
      LIST("host", "shm", "cuda"), LIST("host", "shm"), AT(memory)},
     {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL,
@@ -58,11 +62,18 @@ static const kvf_key_t keys[] = {
      "speed of one request's prefill; 0: as fast as it can", 0, UINT64_C(1) << 40, NULL, NULL,
      AT(prefill_tokens_per_s)},
     {"engine.chunk_tokens", KVF_KEY_NUMBER, "0", "tokens",
-     "length of a prefill chunk; 0: whole prompt", 0, UINT64_C(1) << 40, NULL, LIST("0"),
-     AT(chunk_tokens)},
-    {"prefix_cache", KVF_KEY_BOOL, "false", NULL,
-     "keep pages of past requests for later ones (true is not in this version)", 0, 0, NULL,
-     LIST("false"), AT(prefix_cache)},
+     "length of a prefill chunk: chunks leave as they are computed, and windows let pages go "
+     "between "
+     "them; 0: whole prompt, layer by layer",
+     0, UINT64_C(1) << 40, NULL, NULL, AT(chunk_tokens)},
+    {"engine.extra_tokens", KVF_KEY_NUMBER, "1", "tokens",
+     "a decode node's reserve behind prompt and drafts; with 1 the first generated token finds a "
+     "page",
+     0, 8, NULL, NULL, AT(extra_tokens)},
+    {"prefix_cache", KVF_KEY_BOOL, "true", NULL,
+     "keep pages of past requests for later ones whose prompt begins with the same hash_ids or "
+     "tokens",
+     0, 0, NULL, NULL, AT(prefix_cache)},
     {"verify", KVF_KEY_CHOICE, "bytes", NULL,
      "what a decode node checks after a transfer, besides the digests", 0, 0,
      LIST("bytes", "attention", "off"), LIST("bytes", "off"), AT(verify)},

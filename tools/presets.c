@@ -74,3 +74,23 @@ kvf_status_t kvf_preset_get(const char *name, uint32_t tokens_per_block, kvf_lay
     return kvf_fail(detail, KVF_ERR_UNKNOWN, "model.preset: %.64s is unknown; known are %s", name,
                     known);
 }
+
+void kvf_preset_add_draft(kvf_layout_t *layout, uint32_t n_layers) {
+    kvf_layer_group_t *draft = &layout->groups[layout->n_groups];
+    uint32_t first = 0;
+    if (n_layers == 0) {
+        return;
+    }
+    for (uint32_t g = 0; g < layout->n_groups; g++) {
+        first += layout->groups[g].n_layers;
+    }
+    *draft = layout->groups[0]; /* "full": every preset has it */
+    (void)snprintf(draft->name, sizeof(draft->name), "draft");
+    draft->role = KVF_GROUP_DRAFT;
+    draft->n_layers = n_layers;
+    memset(draft->layers, 0, sizeof(draft->layers));
+    for (uint32_t i = 0; i < n_layers; i++) {
+        draft->layers[i] = first + i;
+    }
+    layout->n_groups++;
+}

@@ -63,8 +63,8 @@ class ConfigTest(ClusterTest):
                 self.assertIn("bad.yaml", self.refuse("decode", config=self.write(text)))
 
     def test_settings_of_later_versions_are_refused_by_name(self):
-        for setting in ("prefix_cache=true", "mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped",
-                        "mover.kind=nccl", "verify=attention", "engine.chunk_tokens=512"):
+        for setting in ("mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl",
+                        "verify=attention"):
             with self.subTest(setting):
                 error = self.refuse("decode", "--set", setting)
                 self.assertIn("unsupported", error)

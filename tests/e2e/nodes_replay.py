@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays of real requests between two real nodes: every byte right, exactly the pages that placement asks for."""
+"""Replays of real requests between two real nodes: every byte right, exactly the pages that placement asks for.
+
+Without prefix cache where requests share prefixes: nodes_prefix.py counts what it saves.
+"""
 
 import json
 import os
@@ -56,7 +59,7 @@ class NodesReplayTest(ClusterTest):
         return path
 
     def test_real_requests(self):
-        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29))
+        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29), prefix_cache="false")
         before = prefill.pages(), decode.pages()
         summary = self.replay(prefill, decode, "--limit", "40", "--concurrency", "4")
         self.check(summary, "gemma-3-270m", 32, trace_lengths(40))
@@ -70,15 +73,15 @@ class NodesReplayTest(ClusterTest):
     def test_a_pool_that_holds_two_requests(self):
         """More requests at once than there is room for: waits and 429, never a failure."""
         lengths = trace_lengths(12, 8000)
-        prefill, decode = self.pair(pool__bytes="96MiB")
+        prefill, decode = self.pair(pool__bytes="96MiB", prefix_cache="false")
         summary = self.replay(prefill, decode, "--limit", "12", "--max-input", "8000", "--concurrency", "8",
                               "--timeout-ms", "120000")
         self.check(summary, "gemma-3-270m", 32, lengths)
         self.finish()
 
     def test_two_by_two_nodes(self):
-        prefills = [self.node("prefill", pool__bytes="512MiB") for _ in range(2)]
-        decodes = [self.node("decode", pool__bytes="512MiB") for _ in range(2)]
+        prefills = [self.node("prefill", pool__bytes="512MiB", prefix_cache="false") for _ in range(2)]
+        decodes = [self.node("decode", pool__bytes="512MiB", prefix_cache="false") for _ in range(2)]
         lengths = trace_lengths(8, 8000)
         done = subprocess.run([KVFERRY, "replay", "--json", "--trace", TRACE, "--limit", "8", "--max-input", "8000",
                                "--prefill", ",".join(n.url for n in prefills),

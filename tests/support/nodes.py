@@ -185,7 +185,7 @@ class Node:
         """Nothing runs and every page is free."""
         status = self.status()
         counters = status["counters"]
-        return self.pages()["free"] == status["pages_total"] and status["transfers"]["running"] == 0 and \
+        return self.pages()["free"] + self.pages()["cached"] == status["pages_total"] and status["transfers"]["running"] == 0 and \
             counters["sends_live"] == 0 and counters["recvs_live"] == 0
 
     def metrics(self):

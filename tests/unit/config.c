@@ -38,11 +38,12 @@ static const char *const whole =
     "http:    {listen: \"[::1]:8201\"}\n"
     "control: {listen: 127.0.0.1:0, key_file: /etc/k/other.key}\n"
     "peers:   [prefill-0, \"[::1]:9200\"]\n"
-    "model:   {preset: gpt-oss-20b, tokens_per_block: 64}\n"
+    "model:   {preset: gpt-oss-20b, tokens_per_block: 64, draft_layers: 3}\n"
     "pool:    {memory: host, bytes: 512MiB}\n"
     "mover:   {kind: ucx, direction: push}\n"
     "ucx:     {tls: tcp, devices: lo}\n"
-    "engine:  {kind: synthetic, prefill_tokens_per_s: 5000, chunk_tokens: 0}\n"
+    "engine:  {kind: synthetic, prefill_tokens_per_s: 5000, chunk_tokens: 77,\n"
+    "          extra_tokens: 8}\n"
     "prefix_cache: false\n"
     "verify:  off   # no check\n"
     "aux:     cached\n"
@@ -71,7 +72,9 @@ Test(config, defaults_are_those_of_the_contract) {
     cr_assert_str_eq(config.engine, "synthetic");
     cr_assert_eq(config.prefill_tokens_per_s, 0);
     cr_assert_eq(config.chunk_tokens, 0);
-    cr_assert_not(config.prefix_cache);
+    cr_assert_eq(config.extra_tokens, 1);
+    cr_assert_eq(config.draft_layers, 0);
+    cr_assert(config.prefix_cache);
     cr_assert_str_eq(config.verify, "bytes");
     cr_assert_str_eq(config.aux, "cached");
     cr_assert_eq(config.max_transfers, 256);
@@ -103,6 +106,10 @@ Test(config, every_key_is_read_from_a_file) {
     cr_assert_str_eq(config.ucx_tls, "tcp");
     cr_assert_str_eq(config.ucx_devices, "lo");
     cr_assert_eq(config.prefill_tokens_per_s, 5000);
+    cr_assert_eq(config.chunk_tokens, 77);
+    cr_assert_eq(config.extra_tokens, 8);
+    cr_assert_eq(config.draft_layers, 3);
+    cr_assert_not(config.prefix_cache);
     cr_assert_str_eq(config.verify, "off");
     cr_assert_eq(config.max_transfers, 7);
     cr_assert_eq(config.request_timeout_ms, 1);
@@ -235,6 +242,8 @@ Test(config, wrong_settings_are_named) {
         {"limits.transfers=x", "expected a whole number of transfers, 1 to 65536, not \"x\""},
         {"limits.frame_bytes=2097151", "limits.frame_bytes: expected bytes"},
         {"limits.frame_bytes=1073741825", "2097152 to 1073741824 bytes, not \"1073741825\""},
+        {"engine.extra_tokens=9", "a whole number of tokens, 0 to 8, not \"9\""},
+        {"model.draft_layers=65", "a whole number of layers, 0 to 64, not \"65\""},
         {"verify=maybe", "one of bytes | attention | off, not \"maybe\""},
         {"peers=a,,b", "peers: expected a list of texts"},
         {"instance=a\tb", "instance: expected a text"},
@@ -248,9 +257,8 @@ Test(config, wrong_settings_are_named) {
 
 Test(config, settings_of_later_versions_are_refused_by_name) {
     static const char *const cases[] = {
-        "prefix_cache=true",      "mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped",
-        "mover.kind=cuda",        "mover.kind=nccl",      "verify=attention", "aux=plain",
-        "engine.chunk_tokens=512"};
+        "mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=cuda",
+        "mover.kind=nccl",      "verify=attention", "aux=plain"};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         kvf_config_t fresh;
         cr_assert_eq(kvf_config_init(kvf_alloc_default(), &fresh, NULL), KVF_OK);

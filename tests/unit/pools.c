@@ -36,7 +36,7 @@ Test(pools, the_cut_follows_the_reference_prompt) {
         for (size_t b = 0; b < 4; b++) {
             use(kvf_preset_names[p], blocks[b]);
             const uint64_t bytes = UINT64_C(64) << 30;
-            cr_assert_eq(kvf_pools_cut(&layout, bytes, n_pages, &detail), KVF_OK);
+            cr_assert_eq(kvf_pools_cut(&layout, bytes, 0, n_pages, &detail), KVF_OK);
             uint64_t used = 0;
             for (uint32_t g = 0; g < layout.n_groups; g++) {
                 used += (uint64_t)n_pages[g] * kvf_group_block_bytes(&layout.groups[g]);
@@ -59,13 +59,13 @@ Test(pools, a_small_pool_still_holds_a_whole_window) {
     /* Windowed group: 17 live blocks and one of scratch, 491520 bytes each; full group: 98304
      * bytes. */
     const uint64_t least = 18 * 491520 + 98304;
-    cr_assert_eq(kvf_pools_cut(&layout, least - 1, n_pages, &detail), KVF_ERR_INVALID);
+    cr_assert_eq(kvf_pools_cut(&layout, least - 1, 0, n_pages, &detail), KVF_ERR_INVALID);
     cr_assert_not_null(strstr(detail.text, "pool.bytes"));
     cr_assert_not_null(strstr(detail.text, "8945664"), "%s", detail.text);
-    cr_assert_eq(kvf_pools_cut(&layout, least, n_pages, &detail), KVF_OK);
+    cr_assert_eq(kvf_pools_cut(&layout, least, 0, n_pages, &detail), KVF_OK);
     cr_assert_eq(n_pages[0], 1);
     cr_assert_eq(n_pages[1], 18);
-    cr_assert_eq(kvf_pools_cut(&layout, least + 98304 * 10, n_pages, &detail), KVF_OK);
+    cr_assert_eq(kvf_pools_cut(&layout, least + 98304 * 10, 0, n_pages, &detail), KVF_OK);
     cr_assert_eq(n_pages[0], 11);
     cr_assert_eq(n_pages[1], 18);
 }
@@ -84,115 +84,49 @@ Test(pools, every_prompt_fits_the_windowed_group_of_the_smallest_pool) {
     }
     int64_t floors[KVF_MAX_GROUPS];
     uint64_t bytes = 1;
-    while (kvf_pools_cut(&layout, bytes, floors, &detail) != KVF_OK) {
+    while (kvf_pools_cut(&layout, bytes, 0, floors, &detail) != KVF_OK) {
         bytes += 65536;
     }
     cr_assert_geq(floors[1], most);
 }
 
-static kvf_agent_t *agent;
-static kvf_pools_t pools;
-
-static void make_agent(uint64_t bytes) {
-    kvf_agent_config_t config;
-    kvf_agent_config_init(&config);
-    config.instance = "test";
-    config.control_listen = "127.0.0.1:0";
-    config.layout = &layout;
-    memset(config.cluster_key, 7, sizeof(config.cluster_key));
-    cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(kvf_pools_create(agent, &layout, "host", bytes, &pools, &detail), KVF_OK, "%s",
-                 detail.text);
-    cr_assert_eq(kvf_agent_start(agent, &detail), KVF_OK, "%s", detail.text);
-}
-
-static int64_t free_pages(uint32_t g) {
-    kvf_pool_info_t info;
-    kvf_pool_get_info(pools.pools[g], &info);
-    cr_assert_eq(info.n_pages, pools.n_pages[g]);
-    cr_assert_eq(info.free + info.held, info.n_pages);
-    return info.free;
-}
-
-Test(pools, a_lease_binds_what_is_attended_to_and_nothing_else) {
-    use("gemma-3-270m", 32);
-    make_agent(UINT64_C(48) << 20);
-    kvf_lengths_t lengths = {.prompt_len = 1000, .draft_len = 100};
-    for (int drafts = 0; drafts < 2; drafts++) {
-        kvf_lease_t lease;
-        int64_t tokens = drafts ? 1100 : 1000;
-        cr_assert_eq(
-            kvf_lease_acquire(kvf_alloc_default(), &pools, &lengths, drafts, &lease, &detail),
-            KVF_OK);
-        cr_assert_eq(lease.capacity_tokens, tokens);
-        for (uint32_t g = 0; g < 2; g++) {
-            const kvf_table_t *table = &lease.tables[g];
-            int64_t bound = 0;
-            cr_assert_eq(table->n_blocks, drafts ? 35 : 32);
-            for (int64_t i = 0; i < table->n_blocks; i++) {
-                /* Window 512: the query at 1000 sees [489, 1000], so block 15 is the first. */
-                bool live = g == 0 || i >= 15;
-                cr_assert_eq(table->slots[i] >= 0, live, "group %u ordinal %d", g, (int)i);
-                bound += live;
-                for (int64_t k = 0; live && k < i; k++) {
-                    cr_assert_neq(table->slots[i], table->slots[k]);
-                }
-            }
-            cr_assert_eq(free_pages(g), pools.n_pages[g] - bound);
+/* Chunk by chunk, position by position: the most blocks of a window that a prompt holds between
+ * the append of a chunk and the slide after it. */
+static int64_t most_in_chunks(const kvf_layer_group_t *group, int64_t prompt, int64_t chunk) {
+    int64_t most = 0, t = group->tokens_per_block;
+    for (int64_t done = 0; done < prompt; done += chunk) {
+        int64_t end = done + chunk < prompt ? done + chunk : prompt, n = 0;
+        for (int64_t block = 0; block * t < end; block++) {
+            /* The first token of the chunk sees window - 1 positions in front of it. */
+            n += (block + 1) * t > done + 1 - group->window;
         }
-        kvf_lease_release(kvf_alloc_default(), &pools, &lease);
-        kvf_lease_release(kvf_alloc_default(), &pools, &lease);
-        cr_assert_eq(free_pages(0), pools.n_pages[0]);
-        cr_assert_eq(free_pages(1), pools.n_pages[1]);
+        most = n > most ? n : most;
     }
-    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    return most;
 }
 
-Test(pools, sinks_are_bound_in_front_of_the_window) {
-    use("gemma-3-270m", 32);
-    layout.groups[1].sinks = 40;
-    make_agent(UINT64_C(48) << 20);
-    kvf_lengths_t lengths = {.prompt_len = 1000};
-    kvf_lease_t lease;
-    cr_assert_eq(kvf_lease_acquire(kvf_alloc_default(), &pools, &lengths, false, &lease, &detail),
-                 KVF_OK);
-    for (int64_t i = 0; i < 32; i++) {
-        cr_assert_eq(lease.tables[1].slots[i] >= 0, i < 2 || i >= 15, "ordinal %d", (int)i);
+Test(pools, the_smallest_pool_for_chunks_holds_every_prompt) {
+    static const int64_t chunks[] = {1, 31, 32, 33, 100, 512};
+    use("gpt-oss-20b", 16);
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        int64_t most = 0;
+        for (int64_t prompt = 1; prompt < 1500; prompt += 7) {
+            int64_t n = most_in_chunks(&layout.groups[1], prompt, chunks[i]);
+            most = n > most ? n : most;
+        }
+        uint64_t bytes = kvf_group_block_bytes(&layout.groups[0]);
+        while (kvf_pools_cut(&layout, bytes, chunks[i], n_pages, &detail) != KVF_OK) {
+            bytes += kvf_group_block_bytes(&layout.groups[1]);
+        }
+        cr_assert_geq(n_pages[1], most, "chunk %d", (int)chunks[i]);
+        cr_assert_leq(n_pages[1], most + 2, "chunk %d: %d for %d", (int)chunks[i], (int)n_pages[1],
+                      (int)most);
     }
-    kvf_lease_release(kvf_alloc_default(), &pools, &lease);
-    cr_assert_eq(free_pages(1), pools.n_pages[1]);
-    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
-}
-
-Test(pools, a_lease_takes_all_pages_or_none) {
-    use("gemma-3-270m", 32);
-    make_agent(UINT64_C(16) << 20);
-    kvf_lengths_t lengths = {.prompt_len = 512};
-    kvf_lease_t first, second;
-    cr_assert_eq(kvf_lease_acquire(kvf_alloc_default(), &pools, &lengths, false, &first, &detail),
-                 KVF_OK);
-    int64_t left[2] = {free_pages(0), free_pages(1)};
-    cr_assert_lt(left[1], 16);
-    cr_assert_eq(kvf_lease_acquire(kvf_alloc_default(), &pools, &lengths, false, &second, &detail),
-                 KVF_ERR_AGAIN);
-    cr_assert_eq(free_pages(0), left[0]);
-    cr_assert_eq(free_pages(1), left[1]);
-    lengths.prompt_len = (pools.n_pages[0] + 1) * 32;
-    cr_assert_eq(kvf_lease_acquire(kvf_alloc_default(), &pools, &lengths, false, &second, &detail),
-                 KVF_ERR_TOO_LARGE);
-    cr_assert_not_null(strstr(detail.text, "group full"), "%s", detail.text);
-    lengths.prompt_len = INT64_C(1) << 40;
-    cr_assert_eq(kvf_pools_fit(&pools, &lengths, false, &detail), KVF_ERR_TOO_LARGE);
-    lengths.prompt_len = 0;
-    cr_assert_eq(kvf_pools_fit(&pools, &lengths, false, &detail), KVF_ERR_INVALID);
-    kvf_alloc_fail_t fail;
-    kvf_alloc_fail_init(&fail, 1);
-    lengths.prompt_len = 1;
-    cr_assert_eq(kvf_lease_acquire(&fail.table, &pools, &lengths, false, &second, &detail),
-                 KVF_ERR_NO_MEMORY);
-    kvf_lease_release(kvf_alloc_default(), &pools, &first);
-    cr_assert_eq(free_pages(1), pools.n_pages[1]);
-    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    /* No chunk is longer than the prompt that the cut is made for. */
+    uint64_t whole = 8192 / 16 * kvf_group_block_bytes(&layout.groups[1]);
+    cr_assert_eq(kvf_pools_cut(&layout, 2 * whole, INT64_C(1) << 40, n_pages, &detail), KVF_OK);
+    cr_assert_eq(n_pages[0], 512);
+    cr_assert_eq(n_pages[1], 512);
 }
 
 Test(pools, more_than_the_machine_has_is_refused) {

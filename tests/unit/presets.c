@@ -74,6 +74,27 @@ Test(presets, all_names_work_and_all_are_bf16) {
     }
 }
 
+Test(presets, draft_layers_lie_behind_the_targets) {
+    static const uint32_t layers[] = {18, 19, 20};
+    get("gemma-3-270m", 32);
+    kvf_preset_add_draft(&layout, 0);
+    cr_assert_eq(layout.n_groups, 2);
+    kvf_preset_add_draft(&layout, 3);
+    cr_assert_eq(kvf_layout_check(&layout, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(layout.n_groups, 3);
+    cr_assert_str_eq(layout.groups[2].name, "draft");
+    cr_assert_eq(layout.groups[2].role, KVF_GROUP_DRAFT);
+    cr_assert_eq(layout.groups[0].role, KVF_GROUP_TARGET);
+    check_layers(&layout.groups[2], layers, 3);
+    cr_assert_eq(layout.groups[2].window, 0);
+    cr_assert_eq(kvf_group_block_bytes(&layout.groups[2]), 98304);
+    for (size_t i = 0; kvf_preset_names[i] != NULL; i++) {
+        get(kvf_preset_names[i], 16);
+        kvf_preset_add_draft(&layout, KVF_PRESET_MAX_DRAFT_LAYERS);
+        cr_assert_eq(kvf_layout_check(&layout, &detail), KVF_OK, "%s", detail.text);
+    }
+}
+
 Test(presets, an_unknown_name_names_the_known_ones) {
     layout.n_groups = 77;
     cr_assert_eq(kvf_preset_get("llama", 32, &layout, &detail), KVF_ERR_UNKNOWN);

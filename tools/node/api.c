@@ -78,6 +78,7 @@ static void post_decode(void *ctx, kvf_http_request_t *http) {
         kvf_node_refuse(node, http, status, detail.text);
         return;
     }
+    body.lengths.num_extra_kv_tokens = (int64_t)node->config->extra_tokens;
     kvf_job_start(node, &kvf_decode_ops, &body, http);
 }
 

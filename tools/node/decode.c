@@ -7,15 +7,18 @@
 
 static kvf_status_t decode_open(kvf_job_t *job, kvf_detail_t *detail) {
     kvf_node_t *node = job->node;
+    kvf_table_t tables[KVF_MAX_GROUPS];
     kvf_recv_desc_t desc = {.request_id = job->body.request_id,
                             .ticket = job->body.ticket,
                             .lengths = job->body.lengths,
                             .allocated_tokens = job->lease.capacity_tokens,
-                            .tables = job->lease.tables,
+                            .cached_tokens = kvf_seq_cached_tokens(job->lease.seq),
+                            .tables = tables,
                             .n_tables = node->layout.n_groups,
                             .timeout_us = kvf_job_time_left(job),
                             .holes = KVF_HOLES_STRICT,
                             .direction = KVF_PUSH};
+    kvf_blocks_tables(node->blocks, &job->lease, tables);
     return kvf_recv_open(node->agent, &desc, kvf_job_event, job, &job->recv, detail);
 }
 
@@ -33,14 +36,14 @@ static void verify_pages(const kvf_job_t *job, kvf_verdict_t *verdict) {
     const kvf_body_t *body = &job->body;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &node->layout.groups[g];
-        const kvf_table_t *table = &job->lease.tables[g];
+        const kvf_table_t table = kvf_seq_table(job->lease.seq, g);
         int64_t n = kvf_record_prompt_blocks(&body->lengths, group);
-        for (int64_t i = kvf_table_next_bound(table, 0, n); i < n;
-             i = kvf_table_next_bound(table, i + 1, n)) {
+        for (int64_t i = kvf_table_next_bound(&table, 0, n); i < n;
+             i = kvf_table_next_bound(&table, i + 1, n)) {
             kvf_mismatch_t first;
             uint64_t wrong =
                 kvf_synthetic_check(group, &body->content, body->lengths.prompt_len, i,
-                                    kvf_pool_page(node->pools.pools[g], table->slots[i]), &first);
+                                    kvf_pool_page(node->pools.pools[g], table.slots[i]), &first);
             if (wrong > 0 && verdict->mismatched_bytes == 0) {
                 verdict->group = group->name;
                 verdict->first = first;
@@ -81,30 +84,46 @@ static void warn_mismatch(const kvf_job_t *job, const kvf_verdict_t *verdict) {
     }
 }
 
-static void decode_end(kvf_job_t *job) {
+/* Check what came. With `verify: off` the digests are all there is. @return Whether the pages may
+ * be taken for what the request says. */
+static bool check(kvf_job_t *job, kvf_verdict_t *verdict) {
     kvf_node_t *node = job->node;
+    if (strcmp(node->config->verify, "bytes") != 0) {
+        return true;
+    }
+    uint64_t start = kvf_node_now();
+    verify_pages(job, verdict);
+    verdict->tokens_match = tokens_match(job);
+    verdict->verified = verdict->mismatched_bytes == 0 && verdict->tokens_match;
+    job->work_us = kvf_node_now() - start;
+    if (!verdict->verified) {
+        (void)pthread_mutex_lock(&node->lock);
+        node->counts.content_mismatches++;
+        (void)pthread_mutex_unlock(&node->lock);
+        warn_mismatch(job, verdict);
+    }
+    return verdict->verified;
+}
+
+/* The pages are this side's alone by now. */
+static void decode_end(kvf_job_t *job) {
     kvf_verdict_t verdict = {.mismatched_bytes = 0};
     if (job->outcome.status != KVF_OK) {
         kvf_job_end(job, job->outcome.status, job->outcome.message, kvf_record_transfer(job));
         return;
     }
-    if (strcmp(node->config->verify, "bytes") == 0) {
-        uint64_t start = kvf_node_now();
-        verify_pages(job, &verdict);
-        verdict.tokens_match = tokens_match(job);
-        verdict.verified = verdict.mismatched_bytes == 0 && verdict.tokens_match;
-        job->work_us = kvf_node_now() - start;
-        if (!verdict.verified) {
-            (void)pthread_mutex_lock(&node->lock);
-            node->counts.content_mismatches++;
-            (void)pthread_mutex_unlock(&node->lock);
-            warn_mismatch(job, &verdict);
+    if (check(job, &verdict)) {
+        kvf_status_t status =
+            kvf_blocks_settle(job->node->blocks, &job->lease, job->body.lengths.prompt_len);
+        if (status != KVF_OK) { /* the request has all it needs; later ones find less */
+            kvf_log(&job->node->log, KVF_LOG_ERROR, "request %s: its pages are not cached: %s",
+                    job->body.request_id, kvf_status_name(status));
         }
     }
     kvf_job_end(job, KVF_OK, "", kvf_record_decode(job, &verdict));
 }
 
-const kvf_job_ops_t kvf_decode_ops = {.include_drafts = true,
+const kvf_job_ops_t kvf_decode_ops = {.waits_for_pages = true,
                                       .open = decode_open,
                                       .work = decode_work,
                                       .cancel = decode_cancel,

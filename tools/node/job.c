@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <utlist.h>
 
-/* Releases of pages wake who waits. Only pages that leave quarantine come back unannounced; they
- * are asked for this often. */
-#define POLL_US 20000
-
 static kvf_job_t *job_of(kvf_task_t *task) {
     return (kvf_job_t *)(void *)task; /* its first member */
 }
@@ -31,13 +27,13 @@ static kvf_status_t take_pages(kvf_job_t *job, kvf_detail_t *detail) {
     (void)pthread_mutex_unlock(&node->lock);
     kvf_status_t status = KVF_ERR_AGAIN;
     if (first) {
-        status = kvf_lease_acquire(node->alloc, &node->pools, &job->body.lengths,
-                                   job->ops->include_drafts, &job->lease, detail);
+        status = kvf_blocks_open(node->blocks, &job->body.lengths, &job->body.content, &job->lease,
+                                 detail);
     }
     uint64_t now = kvf_node_now();
     if (status != KVF_ERR_AGAIN || now < job->deadline_us) {
         if (status == KVF_ERR_AGAIN) {
-            uint64_t poll = first ? now + POLL_US : job->deadline_us;
+            uint64_t poll = first ? now + KVF_JOB_POLL_US : job->deadline_us;
             kvf_workers_post(node->workers, &job->task,
                              poll < job->deadline_us ? poll : job->deadline_us);
             return KVF_ERR_BUSY;
@@ -48,6 +44,15 @@ static kvf_status_t take_pages(kvf_job_t *job, kvf_detail_t *detail) {
                     "no pages came free for this request within %" PRIu64
                     " ms; ask again, or raise pool.bytes",
                     (job->deadline_us - job->start_us) / 1000);
+}
+
+/* With the lock. */
+static void count_prefix(const kvf_job_t *job) {
+    kvf_node_counts_t *counts = &job->node->counts;
+    int64_t cached = kvf_seq_cached_tokens(job->lease.seq);
+    counts->prompt_tokens += (uint64_t)job->body.lengths.prompt_len;
+    counts->cached_tokens += (uint64_t)cached;
+    counts->prefix_hits += cached > 0;
 }
 
 /* @return Whether the job has left the phase. */
@@ -62,6 +67,9 @@ static bool step_waiting(kvf_job_t *job) {
     DL_DELETE(node->waiters, job);
     job->waiting = false;
     wake_waiter(node);
+    if (status == KVF_OK) {
+        count_prefix(job);
+    }
     (void)pthread_mutex_unlock(&node->lock);
     job->wait_us = kvf_node_now() - job->start_us;
     if (status == KVF_OK) {
@@ -80,7 +88,12 @@ static bool step_open(kvf_job_t *job) {
     kvf_node_t *node = job->node;
     (void)pthread_mutex_lock(&node->lock);
     bool has_result = job->has_result;
+    bool waits =
+        has_result && !job->released && job->ops->waits_for_pages && job->outcome.status == KVF_OK;
     (void)pthread_mutex_unlock(&node->lock);
+    if (waits) {
+        return false;
+    }
     if (has_result) {
         job->ops->end(job);
         job->phase = KVF_JOB_ENDED;
@@ -97,7 +110,7 @@ static bool step_open(kvf_job_t *job) {
 
 static void destroy(kvf_job_t *job) {
     kvf_node_t *node = job->node;
-    kvf_lease_release(node->alloc, &node->pools, &job->lease);
+    kvf_blocks_close(node->blocks, &job->lease);
     kvf_body_cleanup(node->alloc, &job->body);
     kvf_free(node->alloc, job->outcome.tokens);
     kvf_free(node->alloc, job->outcome.missing);
@@ -161,7 +174,7 @@ void kvf_job_start(kvf_node_t *node, const kvf_job_ops_t *ops, kvf_body_t *body,
                    kvf_http_request_t *http) {
     kvf_detail_t detail;
     kvf_job_t *job = NULL;
-    kvf_status_t status = kvf_pools_fit(&node->pools, &body->lengths, ops->include_drafts, &detail);
+    kvf_status_t status = kvf_blocks_fit(node->blocks, &body->lengths, &detail);
     if (status != KVF_OK) {
         goto err_answer;
     }

@@ -11,20 +11,25 @@
  * post it. A job ends for the outside world (its id may be used again) before its pages are back.
  */
 
+#include "tools/node/blocks.h"
 #include "tools/node/body.h"
 #include "tools/node/http.h"
-#include "tools/node/pools.h"
 #include "tools/node/workers.h"
 #include "transceiver/hash.h"
 
 #include <stdatomic.h>
+
+/** Releases of pages wake who waits. Only pages that transfers keep back come unannounced; they are
+ * asked for this often. */
+#define KVF_JOB_POLL_US 20000
 
 struct kvf_node;
 typedef struct kvf_job kvf_job_t;
 
 /** What prefill and decode do differently. Called by the job's steps, so one at a time. */
 typedef struct kvf_job_ops {
-    bool include_drafts; /**< of this side's capacity */
+    /** An OK result is acted upon when the pages are nobody else's any more. */
+    bool waits_for_pages;
     /** Pages are there: open the send or the receive. */
     kvf_status_t (*open)(kvf_job_t *job, kvf_detail_t *detail);
     /** Work on while there is no result. */
@@ -69,7 +74,7 @@ struct kvf_job {
     kvf_send_t send;
     kvf_recv_t recv;
     uint64_t work_start_us;
-    uint32_t next_layer; /**< prefill: layers below it are filled */
+    uint32_t next_layer; /**< prefill in one step: layers below it are filled */
     bool filled;
 
     /* Under the node's lock. */

@@ -28,6 +28,12 @@
     X(EXPOSED_SECONDS, "kvferry_exposed_seconds", "histogram", "", "",                             \
       "Time a receiver waited after prefill had ended.")                                           \
     X(PAGES, "kvferry_pages", "gauge", "pool", "state", "Pages by state; adds up to the pool.")    \
+    X(PROMPT_TOKENS, "kvferry_prompt_tokens_total", "counter", "role", "",                         \
+      "Prompt tokens of requests that got pages.")                                                 \
+    X(PREFIX_TOKENS, "kvferry_prefix_cached_tokens_total", "counter", "role", "",                  \
+      "Prompt tokens that the prefix cache had.")                                                  \
+    X(PREFIX_HITS, "kvferry_prefix_hits_total", "counter", "role", "",                             \
+      "Requests of which the prefix cache had any token.")                                         \
     X(PEERS, "kvferry_peers", "gauge", "state", "", "Known peers by state.")                       \
     X(DIGEST_MISMATCH, "kvferry_digest_mismatch_total", "counter", "", "",                         \
       "Ranges that arrived with other bytes than were sent.")                                      \

@@ -143,6 +143,10 @@ static kvf_status_t make_agent(kvf_node_t *node, const kvf_agent_config_t *desc,
     return status;
 }
 
+static int64_t chunk_tokens(const kvf_node_t *node) {
+    return node->role == KVF_ROLE_PREFILL ? (int64_t)node->config->chunk_tokens : 0;
+}
+
 static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     const kvf_config_t *config = node->config;
     kvf_agent_config_t desc;
@@ -176,7 +180,13 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
         kvf_log(&node->log, KVF_LOG_DEBUG, "preparing %.2f GiB of %s",
                 (double)config->pool_bytes / (double)(UINT64_C(1) << 30), config->memory);
         status = kvf_pools_create(node->agent, &node->layout, config->memory, config->pool_bytes,
-                                  &node->pools, detail);
+                                  chunk_tokens(node), &node->pools, detail);
+    }
+    if (status == KVF_OK) {
+        const kvf_blocks_config_t blocks = {.generation_side = node->role == KVF_ROLE_DECODE,
+                                            .prefix_cache = config->prefix_cache,
+                                            .chunk_tokens = chunk_tokens(node)};
+        status = kvf_blocks_create(node->alloc, &node->pools, &blocks, &node->blocks, detail);
     }
     if (status == KVF_OK) {
         status = kvf_agent_start_thread(node->agent, detail);
@@ -282,7 +292,8 @@ static kvf_status_t check_early(const kvf_node_t *node, kvf_detail_t *detail) {
     const kvf_config_t *config = node->config;
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     int64_t n_pages[KVF_MAX_GROUPS];
-    kvf_status_t status = kvf_pools_cut(&node->layout, config->pool_bytes, n_pages, detail);
+    kvf_status_t status =
+        kvf_pools_cut(&node->layout, config->pool_bytes, chunk_tokens(node), n_pages, detail);
     if (status == KVF_OK) {
         status = kvf_pools_check_memory(config->pool_bytes, machine, detail);
     }
@@ -329,6 +340,9 @@ int kvf_node_run(const kvf_alloc_t *alloc, const kvf_config_t *config, kvf_role_
     (void)signal(SIGPIPE, SIG_IGN);
     kvf_status_t status =
         kvf_preset_get(config->preset, (uint32_t)config->tokens_per_block, &node.layout, &detail);
+    if (status == KVF_OK) {
+        kvf_preset_add_draft(&node.layout, (uint32_t)config->draft_layers);
+    }
     prepare(&node, instance, sizeof(instance));
     if (status == KVF_OK) {
         status = start(&node, &detail);
@@ -341,6 +355,7 @@ int kvf_node_run(const kvf_alloc_t *alloc, const kvf_config_t *config, kvf_role_
                       detail.text);
     }
     kvf_http_destroy(node.http);
+    kvf_blocks_destroy(node.blocks);
     end_agent(&node);
     kvf_workers_destroy(node.workers);
     kvf_ended_destroy(node.ended);

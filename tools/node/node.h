@@ -51,6 +51,10 @@ typedef struct kvf_node_counts {
     uint64_t fill_us;     /**< writing pages; the pauses of a throttled engine do not count */
     uint64_t transfer_us; /**< transfer_us of all results */
     uint64_t verify_us;   /**< reading pages */
+    /* Of requests that got pages. */
+    uint64_t prompt_tokens;
+    uint64_t cached_tokens; /**< of these, found by the prefix cache */
+    uint64_t prefix_hits;   /**< requests that found any */
 } kvf_node_counts_t;
 
 #define KVF_NODE_ROUTES 9
@@ -76,6 +80,7 @@ typedef struct kvf_node {
     kvf_agent_t *agent;
     char control[KVF_ADDRESS_BYTES];
     kvf_pools_t pools;
+    kvf_blocks_t *blocks; /**< its calls wait for the agent: never with `lock` */
     kvf_workers_t *workers;
     kvf_http_t *http;
     kvf_http_route_t routes[KVF_NODE_ROUTES];

@@ -4,10 +4,9 @@
 
 /**
  * @file
- * The pools of a node, one per layer group, and the pages of one request in all of them.
+ * The pools of a node, one per layer group: how large each is, and what fits into it.
  */
 
-#include "kvmgr/base/alloc.h"
 #include "transceiver/kvferry.h"
 
 /** The prompt whose needs decide how pool.bytes is cut. */
@@ -19,27 +18,21 @@ typedef struct kvf_pools {
     int64_t n_pages[KVF_MAX_GROUPS];
 } kvf_pools_t;
 
-/** Pages of one request: a block table per group. Entries that nothing attends to are -1. */
-typedef struct kvf_lease {
-    kvf_table_t tables[KVF_MAX_GROUPS]; /**< in the layout's order; slots are the lease's memory */
-    int32_t *slots;
-    int64_t capacity_tokens; /**< what was allocated */
-} kvf_lease_t;
-
 /**
  * Cut a number of bytes into pages of each layer group.
  *
  * The groups get the same shares as in a request of KVF_REFERENCE_PROMPT_TOKENS tokens. A group
- * with a window gets at least what one request of any length holds of it; groups without one share
- * what is left.
+ * with a window gets at least what one request of any length holds of it (with chunks longer than
+ * the reference prompt, one of that length); groups without one share what is left.
  *
  * @param layout         Checked.
+ * @param chunk_tokens   Of a prefill in chunks, 0 .. 2^40; 0: none.
  * @param[out] n_pages   layout->n_groups numbers, each >= 1; their bytes are at most `bytes`.
  * @return KVF_OK; KVF_ERR_INVALID (too few bytes: the text names the least that works).
  * @thread any
  */
-KVF_CHECK kvf_status_t kvf_pools_cut(const kvf_layout_t *layout, uint64_t bytes, int64_t *n_pages,
-                                     kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_pools_cut(const kvf_layout_t *layout, uint64_t bytes,
+                                     int64_t chunk_tokens, int64_t *n_pages, kvf_detail_t *detail);
 
 /**
  * Check pool.bytes against the machine's memory. Memory is reserved lazily, so without this more
@@ -56,13 +49,14 @@ KVF_CHECK kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_b
  * Cut and make the pools of an agent that is not started yet.
  *
  * @param memory         host | shm
+ * @param chunk_tokens   As in kvf_pools_cut().
  * @param[out] pools_p   Lives as long as agent and layout.
  * @return KVF_OK, or as kvf_pools_cut() and kvf_pool_create(); the text begins with the
  *         configuration key that it is about.
  */
 KVF_CHECK kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout,
-                                        const char *memory, uint64_t bytes, kvf_pools_t *pools_p,
-                                        kvf_detail_t *detail);
+                                        const char *memory, uint64_t bytes, int64_t chunk_tokens,
+                                        kvf_pools_t *pools_p, kvf_detail_t *detail);
 
 /**
  * Pages that a request needs of one group on one side: the live blocks of its prompt and its
@@ -83,21 +77,6 @@ KVF_CHECK kvf_status_t kvf_pools_need(const kvf_layer_group_t *group, const kvf_
  * and numbers); KVF_ERR_INVALID. @thread any, without waiting */
 KVF_CHECK kvf_status_t kvf_pools_fit(const kvf_pools_t *pools, const kvf_lengths_t *lengths,
                                      bool include_drafts, kvf_detail_t *detail);
-
-/**
- * Take all pages of a request, or none.
- *
- * @param[out] lease_p  kvf_lease_release() it.
- * @return KVF_OK; KVF_ERR_AGAIN (too few are free now); KVF_ERR_TOO_LARGE; KVF_ERR_INVALID;
- * KVF_ERR_NO_MEMORY.
- */
-KVF_CHECK kvf_status_t kvf_lease_acquire(const kvf_alloc_t *alloc, const kvf_pools_t *pools,
-                                         const kvf_lengths_t *lengths, bool include_drafts,
-                                         kvf_lease_t *lease_p, kvf_detail_t *detail);
-
-/** Give the pages back (the pools keep those that are not proven quiet) and free the tables. A
- * zeroed lease is allowed. */
-void kvf_lease_release(const kvf_alloc_t *alloc, const kvf_pools_t *pools, kvf_lease_t *lease);
 
 /** @return The smallest bound ordinal >= ordinal below end, or end. @thread any */
 int64_t kvf_table_next_bound(const kvf_table_t *table, int64_t ordinal, int64_t end);

@@ -35,10 +35,10 @@ json_t *kvf_record_prefill(const kvf_job_t *job, const char *ticket) {
     uint64_t pages = 0, bytes = 0;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &node->layout.groups[g];
-        const kvf_table_t *table = &job->lease.tables[g];
+        const kvf_table_t table = kvf_seq_table(job->lease.seq, g);
         int64_t n = kvf_record_prompt_blocks(&job->body.lengths, group);
-        for (int64_t i = kvf_table_next_bound(table, 0, n); i < n;
-             i = kvf_table_next_bound(table, i + 1, n)) {
+        for (int64_t i = kvf_table_next_bound(&table, 0, n); i < n;
+             i = kvf_table_next_bound(&table, i + 1, n)) {
             pages++;
             bytes += kvf_group_block_bytes(group);
         }
@@ -47,6 +47,7 @@ json_t *kvf_record_prefill(const kvf_job_t *job, const char *ticket) {
     set(record, "kv_transfer_params", transfer_params(job, ticket));
     set_number(record, "pages", pages);
     set_number(record, "bytes", bytes);
+    set_number(record, "cached_tokens", (uint64_t)kvf_seq_cached_tokens(job->lease.seq));
     set_number(record, "wait_us", job->wait_us);
     set_number(record, "fill_us", job->work_us);
     set_number(record, "prefill_us", kvf_node_now() - job->work_start_us);
@@ -77,6 +78,7 @@ json_t *kvf_record_transfer(const kvf_job_t *job) {
     set(record, "missing", missing_pages(job));
     set_number(record, "transfer_us", outcome->transfer_us);
     set_number(record, "exposed_us", outcome->exposed_us);
+    set_number(record, "cached_tokens", (uint64_t)kvf_seq_cached_tokens(job->lease.seq));
     set_number(record, "wait_us", job->wait_us);
     return record;
 }

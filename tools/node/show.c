@@ -95,7 +95,7 @@ static void show_pages(kvf_node_t *node, json_t *status) {
 
 /* What the node itself counts: transfers by state, and time. */
 static void show_counts(kvf_node_t *node, json_t *status) {
-    json_t *transfers = json_object(), *time = json_object();
+    json_t *transfers = json_object(), *time = json_object(), *prefix = json_object();
     (void)pthread_mutex_lock(&node->lock);
     const kvf_node_counts_t *counts = &node->counts;
     set_number(transfers, "running", HASH_COUNT(node->by_id));
@@ -109,10 +109,15 @@ static void show_counts(kvf_node_t *node, json_t *status) {
     set_number(time, "fill", counts->fill_us);
     set_number(time, "transfer", counts->transfer_us);
     set_number(time, "verify", counts->verify_us);
+    set_number(prefix, "prompt_tokens", counts->prompt_tokens);
+    set_number(prefix, "cached_tokens", counts->cached_tokens);
+    set_number(prefix, "hits", counts->prefix_hits);
     set(status, "draining", json_boolean(node->draining));
     (void)pthread_mutex_unlock(&node->lock);
     set(status, "transfers", transfers);
     set(status, "time_us", time);
+    set(prefix, "enabled", json_boolean(node->config->prefix_cache));
+    set(status, "prefix_cache", prefix);
 }
 
 static void show_agent(kvf_node_t *node, json_t *status) {
@@ -180,6 +185,12 @@ static void write_pages(kvf_metrics_t *page, const kvf_node_t *node) {
     }
 }
 
+static void write_prefix(kvf_metrics_t *page, const char *role, const kvf_node_counts_t *counts) {
+    kvf_metrics_sample(page, KVF_METRIC_PROMPT_TOKENS, role, NULL, counts->prompt_tokens);
+    kvf_metrics_sample(page, KVF_METRIC_PREFIX_TOKENS, role, NULL, counts->cached_tokens);
+    kvf_metrics_sample(page, KVF_METRIC_PREFIX_HITS, role, NULL, counts->prefix_hits);
+}
+
 static void write_peers(kvf_metrics_t *page, kvf_node_t *node) {
     uint64_t counts[KVF_PEER_REFUSED + 1] = {0};
     size_t n;
@@ -221,6 +232,7 @@ void kvf_node_get_metrics(void *ctx, kvf_http_request_t *http) {
     kvf_metrics_begin(&page, node->alloc);
     write_transfers(&page, node->role, &counts);
     write_pages(&page, node);
+    write_prefix(&page, kvf_role_name(node->role), &counts);
     write_peers(&page, node);
     kvf_metrics_sample(&page, KVF_METRIC_DIGEST_MISMATCH, NULL, NULL, agent.digest_mismatches);
     kvf_metrics_sample(&page, KVF_METRIC_CONTENT_MISMATCH, NULL, NULL, counts.content_mismatches);

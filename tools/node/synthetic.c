@@ -175,12 +175,16 @@ static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-void kvf_synthetic_fill(const kvf_layer_group_t *group, const kvf_content_t *content,
-                        int64_t prompt_tokens, int64_t ordinal, uint32_t first_idx,
-                        uint32_t end_idx, void *page) {
-    walk_t walk = walk_start(group, content, prompt_tokens, ordinal);
+void kvf_synthetic_fill_tokens(const kvf_layer_group_t *group, const kvf_content_t *content,
+                               int64_t first_token, int64_t end_token, int64_t ordinal,
+                               uint32_t first_idx, uint32_t end_idx, void *page) {
+    walk_t walk = walk_start(group, content, end_token, ordinal);
+    int64_t in_front = first_token - ordinal * group->tokens_per_block;
+    uint32_t first = in_front < 0                         ? 0
+                     : in_front < group->tokens_per_block ? (uint32_t)in_front
+                                                          : group->tokens_per_block;
     uint64_t keys[TOKENS_AT_ONCE];
-    for (uint32_t t0 = 0; t0 < group->tokens_per_block; t0 += TOKENS_AT_ONCE) {
+    for (uint32_t t0 = first; t0 < group->tokens_per_block; t0 += TOKENS_AT_ONCE) {
         uint32_t t1 = min_u32(t0 + TOKENS_AT_ONCE, group->tokens_per_block);
         uint32_t n = walk_keys(&walk, t0, t1, keys);
         for (uint32_t l = first_idx; l < end_idx; l++) {
@@ -198,6 +202,12 @@ void kvf_synthetic_fill(const kvf_layer_group_t *group, const kvf_content_t *con
             }
         }
     }
+}
+
+void kvf_synthetic_fill(const kvf_layer_group_t *group, const kvf_content_t *content,
+                        int64_t prompt_tokens, int64_t ordinal, uint32_t first_idx,
+                        uint32_t end_idx, void *page) {
+    kvf_synthetic_fill_tokens(group, content, 0, prompt_tokens, ordinal, first_idx, end_idx, page);
 }
 
 /* Where the rows of one token are in its page. */

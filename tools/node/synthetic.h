@@ -89,6 +89,15 @@ void kvf_synthetic_append(const kvf_layer_group_t *group, const kvf_content_t *c
 void kvf_synthetic_erase(const kvf_layer_group_t *group, int64_t position, void *page);
 
 /**
+ * Write the tokens [first_token, end_token) of the prompt that lie in a page. What lies in front of
+ * them stays; what lies behind becomes zero. Else as kvf_synthetic_fill(), which is the case of
+ * [0, prompt_tokens).
+ */
+void kvf_synthetic_fill_tokens(const kvf_layer_group_t *group, const kvf_content_t *content,
+                               int64_t first_token, int64_t end_token, int64_t ordinal,
+                               uint32_t first_idx, uint32_t end_idx, void *page);
+
+/**
  * Compare a whole page with what kvf_synthetic_fill() would write.
  *
  * @param[out] first_p  The first wrong element in memory order, untouched when there is none.
