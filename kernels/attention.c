@@ -223,10 +223,10 @@ double kvf_attention_distance(const float *got, const float *want, uint64_t n_ro
             wrong += difference * difference;
             all += (double)want[i] * (double)want[i];
         }
-        double distance = wrong > 0 ? sqrt(wrong / all) : 0;
-        if (!isfinite(wrong) || !isfinite(all) || !isfinite(distance)) {
+        if (!isfinite(wrong)) {
             return INFINITY;
         }
+        double distance = wrong > 0 ? sqrt(wrong / all) : 0;
         largest = distance > largest ? distance : largest;
     }
     return largest;

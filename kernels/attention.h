@@ -31,9 +31,11 @@ extern "C" {
 #define KVF_ATTENTION_MAX_DIM 1024
 #define KVF_ATTENTION_MAX_SHARE 256
 
-/** Up to here two results are the same, as kvf_attention_distance() counts. float32 and the order
- * of its sums explain about 1e-6 at 16384 tokens; one token of n, wrong or missing, explains about
- * n^-0.5, which is 1e-3 at a million. */
+/**
+ * Up to here two results are the same, as kvf_attention_distance() counts. Measured with bf16 and a
+ * head of 64, of n tokens: float32 is 4e-6 off at n = 16384, 1e-5 at 131072, 3e-5 at a million; one
+ * token, wrong or missing, is about n^-0.5 off, by its weight: 1e-2, 2e-3, 4e-4.
+ */
 #define KVF_ATTENTION_TOLERANCE 1e-4
 
 /** The numbers of a layer group and of its queries. */
@@ -65,9 +67,8 @@ typedef struct kvf_attention_depth {
 
 /**
  * One decode step of a batch in one layer. Of a sequence's page list at a depth, the tokens
- * [0, sinks) and [window offset, end) are visible, each once; depths follow one another. Sinks of a
- * depth stand behind everything visible of the depths before (which, if there are sinks at all, is
- * everything that those hold).
+ * [0, sinks) and [window offset, end) are visible, each once; depths follow one another. A depth
+ * has sinks only where all tokens before it are visible, too, so that they tell where those stand.
  */
 typedef struct kvf_attention {
     kvf_attention_shape_t shape;

@@ -253,10 +253,10 @@ typedef struct kvf_attention_list {
 static inline KVF_DEVICE kvf_attention_list_t
 kvf_attention_list_of(const kvf_attention_t *attention, uint32_t depth_idx, uint32_t seq_idx) {
     const kvf_attention_depth_t *depth = &attention->depths[depth_idx];
-    const int32_t *info = depth->length_info + seq_idx;
     int32_t first = depth->page_indptr[seq_idx], end = depth->page_indptr[seq_idx + 1];
     kvf_attention_list_t list = {NULL, 0, 0, 0, 0};
     if (first < end) {
+        const int32_t *info = depth->length_info + seq_idx;
         list.slots = depth->page_indices + first;
         list.n_pages = end - first;
         list.n_tokens = (list.n_pages - 1) * attention->shape.tokens_per_block + info[0];
@@ -296,7 +296,7 @@ static inline KVF_DEVICE void kvf_attention_sequence_head(const kvf_attention_t 
         (uint64_t)seq_idx * shape->q_heads + (uint64_t)kv_head * (shape->q_heads / shape->kv_heads);
     kvf_attention_head_t head;
     kvf_attention_head_begin(&head, shape, q + row * shape->head_dim, out + row * shape->value_dim);
-    int64_t seen = 0;
+    int64_t before = 0;
     for (uint32_t d = 0; d < attention->n_depths; d++) {
         kvf_attention_list_t list = kvf_attention_list_of(attention, d, seq_idx);
         if (list.n_pages == 0) {
@@ -305,10 +305,10 @@ static inline KVF_DEVICE void kvf_attention_sequence_head(const kvf_attention_t 
         /* A sink that the window has reached is seen there. */
         int64_t sinks = list.sinks < list.window ? list.sinks : list.window;
         const int32_t *offset = attention->depths[d].k_rope_pos_offset;
-        kvf_attention_head_walk(&head, attention, kv_head, list.slots, 0, sinks, seen);
+        kvf_attention_head_walk(&head, attention, kv_head, list.slots, 0, sinks, before);
         kvf_attention_head_walk(&head, attention, kv_head, list.slots, list.window, list.n_tokens,
                                 offset != NULL ? offset[seq_idx] : 0);
-        seen += sinks + list.n_tokens - list.window;
+        before += list.n_tokens; /* if sinks follow, these were all of a prefix */
     }
     kvf_attention_head_end(&head);
 }

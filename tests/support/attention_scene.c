@@ -150,13 +150,13 @@ static void expect_head(const scene_t *scene, uint32_t s, uint32_t h, float *wan
 }
 
 /* The arrays of one sequence at one depth, which holds the positions [from, to), from a multiple of
- * t: pages with a visible token, in order. */
+ * t: pages with a visible token, in order. What is all visible may be window or sinks alike. */
 static void list_pages(scene_t *scene, uint32_t s, uint32_t d, int64_t from, int64_t to) {
     const seq_t *seq = &scene->seqs[s];
     depth_t *depth = &scene->depths[d];
     int64_t t = scene->group.tokens_per_block, listed = 0, start = 0, last = 0;
     bool all = seq->window == 0 || seq->window >= seq->length ||
-               (!seq->overlap && seq->length - seq->window <= seq->sinks);
+               (seq->otherwise ? to : seq->length - seq->window) <= seq->sinks;
     int64_t window = all ? from : seq->length - seq->window;
     bool started = false;
     int32_t n = depth->indptr[s];

@@ -26,7 +26,7 @@
 /** What a sequence is; its first prefix tokens are those of all sequences with a prefix. */
 typedef struct seq {
     int64_t length, window, sinks, prefix;
-    bool overlap; /* window and sinks that touch are told apart in the arrays all the same */
+    bool otherwise; /**< the arrays say it in the other way that means the same */
 } seq_t;
 
 /** The arrays of a depth. */
