@@ -115,8 +115,8 @@ Test(auxdata, cached_holds_the_vectors) {
 
 Test(auxdata, cached_packs_and_commits_as_the_vector_says) {
     kvf_aux_t *aux = open_aux(KVF_AUX_CACHED, vector_limits);
-    static const kvf_aux_array_t arrays[3] = {KVF_AUX_PAGE_INDPTR, KVF_AUX_PAGE_INDICES,
-                                              KVF_AUX_LENGTH_INFO};
+    static const kvf_aux_array_t three[3] = {KVF_AUX_PAGE_INDPTR, KVF_AUX_PAGE_INDICES,
+                                             KVF_AUX_LENGTH_INFO};
     cr_assert_eq(device.allocs, 1);
     for (int step = 0; step < 2; step++) {
         kvf_aux_view_t before[2][3];
@@ -131,7 +131,7 @@ Test(auxdata, cached_packs_and_commits_as_the_vector_says) {
         cr_assert_eq(device.last_bytes, 96);
         check_six(aux, vectors[step], 0);
         for (uint32_t i = 0; i < 6; i++) {
-            before[i / 3][i % 3] = view(aux, key_of(arrays[i % 3], i / 3, 0));
+            before[i / 3][i % 3] = view(aux, key_of(three[i % 3], i / 3, 0));
         }
         copy_six(aux, vectors[1 - step], 1);
         check_six(aux, vectors[step], 0);
@@ -140,7 +140,7 @@ Test(auxdata, cached_packs_and_commits_as_the_vector_says) {
         cr_assert_eq(device.last_bytes, 192);
         const uintptr_t base = (uintptr_t)device.mems[0].base;
         for (uint32_t i = 0; i < 12; i++) {
-            kvf_aux_view_t got = view(aux, key_of(arrays[i % 3], i / 3 % 2, i / 6));
+            kvf_aux_view_t got = view(aux, key_of(three[i % 3], i / 3 % 2, i / 6));
             cr_assert_eq((uintptr_t)got.device - base, 16 * i);
             cr_assert(i >= 6 || got.device == before[i / 3][i % 3].device);
         }
@@ -152,25 +152,22 @@ Test(auxdata, cached_packs_and_commits_as_the_vector_says) {
 
 /* Every array there is */
 
-/* Lengths of a full step: 2 rows, 5 pages, trees of 3 and 2 tokens, 4 query tokens. Every key gets
- * other numbers. */
+/* Lengths of a step: 2 rows, 5 pages, 13 elements of masks, 4 query tokens. Keys differ in their
+ * numbers, also in the next step. */
 static int64_t fill(kvf_aux_key_t key, uint32_t step, int32_t data[16]) {
-    static const int32_t page_indptr[] = {0, 3, 5}, tree_indptr[] = {0, 9, 13},
-                         append[] = {0, 1, 4};
     const int32_t mark =
         (int32_t)(1000000 + 100000 * step + 1000 * key.array + 100 * key.set + 20 * key.depth);
     int64_t n;
     switch (key.array) {
     case KVF_AUX_QO_INDPTR:
-    case KVF_AUX_CUR_APPEND_LENGTH_INDPTR:
-        memcpy(data, append, sizeof(append));
-        return 3;
-    case KVF_AUX_TREE_ATTN_MN_INDPTR:
-        memcpy(data, tree_indptr, sizeof(tree_indptr));
-        return 3;
     case KVF_AUX_PAGE_INDPTR:
-        memcpy(data, page_indptr, sizeof(page_indptr));
-        data[1] -= (int32_t)((key.set + key.depth + step) % 4); /* so they differ, too */
+    case KVF_AUX_TREE_ATTN_MN_INDPTR:
+    case KVF_AUX_CUR_APPEND_LENGTH_INDPTR:
+        data[0] = 0;
+        data[1] = (int32_t)((key.array + key.set + key.depth + step) % 4);
+        data[2] = key.array == KVF_AUX_PAGE_INDPTR           ? 5
+                  : key.array == KVF_AUX_TREE_ATTN_MN_INDPTR ? 13
+                                                             : 4;
         return 3;
     case KVF_AUX_PAGE_INDICES:
         n = 5;
@@ -202,25 +199,34 @@ static int64_t fill(kvf_aux_key_t key, uint32_t step, int32_t data[16]) {
     return n;
 }
 
-static const bool is_sliding[KVF_AUX_N_ARRAYS] = {
-    [KVF_AUX_PAGE_INDPTR] = true,
-    [KVF_AUX_PAGE_INDICES] = true,
-    [KVF_AUX_LENGTH_INFO] = true,
-    [KVF_AUX_K_ROPE_POS_OFFSET] = true,
-};
-static const bool is_per_depth[KVF_AUX_N_ARRAYS] = {
-    [KVF_AUX_QO_INDPTR] = true,           [KVF_AUX_PAGE_INDPTR] = true,
-    [KVF_AUX_PAGE_INDICES] = true,        [KVF_AUX_LENGTH_INFO] = true,
-    [KVF_AUX_K_ROPE_POS_OFFSET] = true,   [KVF_AUX_TREE_ATTN_MASK] = true,
-    [KVF_AUX_TREE_ATTN_MN_INDPTR] = true,
+static const struct {
+    const char *name;
+    bool per_depth, sliding;
+} arrays[KVF_AUX_N_ARRAYS] = {
+    [KVF_AUX_QO_INDPTR] = {"qo_indptr", true, false},
+    [KVF_AUX_PAGE_INDPTR] = {"page_indptr", true, true},
+    [KVF_AUX_PAGE_INDICES] = {"page_indices", true, true},
+    [KVF_AUX_LENGTH_INFO] = {"length_info", true, true},
+    [KVF_AUX_K_ROPE_POS_OFFSET] = {"k_rope_pos_offset", true, true},
+    [KVF_AUX_TREE_ATTN_MASK] = {"tree_attn_mask", true, false},
+    [KVF_AUX_TREE_ATTN_MN_INDPTR] = {"tree_attn_mn_indptr", true, false},
+    [KVF_AUX_CUR_APPEND_LENGTH_INDPTR] = {"cur_append_length_indptr", false, false},
+    [KVF_AUX_K_RAGGED_ROPE_POS_OFFSET] = {"k_ragged_rope_pos_offset", false, false},
+    [KVF_AUX_Q_ROPE_POSITION_MAP] = {"q_rope_position_map", false, false},
+    [KVF_AUX_APPEND_POSITION_MAP] = {"append_position_map", false, false},
+    [KVF_AUX_TRANSFER_REMOTE_POSITION] = {"transfer_remote_position", false, false},
+    [KVF_AUX_TRANSFER_RECEIVER_ID] = {"transfer_receiver_id", false, false},
+    [KVF_AUX_PAGE_TO_PAGE_LOCAL_POSITION] = {"page_to_page_local_position", false, false},
+    [KVF_AUX_PAGE_TO_PAGE_REMOTE_POSITION] = {"page_to_page_remote_position", false, false},
+    [KVF_AUX_PAGE_TO_PAGE_RECEIVER_ID] = {"page_to_page_receiver_id", false, false},
 };
 
 /* Keys in an order that respects who comes first. */
 static uint32_t all_keys(const kvf_aux_limits_t *limits, kvf_aux_key_t *keys) {
     uint32_t n = 0;
     for (uint32_t array = 0; array < KVF_AUX_N_ARRAYS; array++) {
-        for (uint32_t set = 0; set <= (is_sliding[array] ? limits->n_sliding : 0); set++) {
-            for (uint32_t depth = 0; depth < (is_per_depth[array] ? limits->max_depth : 1);
+        for (uint32_t set = 0; set <= (arrays[array].sliding ? limits->n_sliding : 0); set++) {
+            for (uint32_t depth = 0; depth < (arrays[array].per_depth ? limits->max_depth : 1);
                  depth++) {
                 keys[n++] = key_of((kvf_aux_array_t)array, set, depth);
             }
@@ -245,6 +251,8 @@ static void run_every_array(kvf_aux_manager_t manager, uint32_t commit_every) {
             cr_assert_eq(kvf_aux_view(aux, keys[i], &none, NULL), KVF_ERR_UNKNOWN);
             cr_assert_eq(none.n, -7);
             copy(aux, keys[i], data, fill(keys[i], step, data));
+            cr_assert_eq(kvf_aux_view(aux, keys[i], &none, NULL),
+                         manager == KVF_AUX_PLAIN ? KVF_OK : KVF_ERR_UNKNOWN);
             if (i % commit_every == 0) {
                 commit(aux);
             }
@@ -275,28 +283,10 @@ Test(auxdata, cached_keeps_every_array_apart_over_commits) {
 }
 
 Test(auxdata, the_list_says_which_arrays_are_many) {
-    static const char *const names[KVF_AUX_N_ARRAYS] = {
-        [KVF_AUX_QO_INDPTR] = "qo_indptr",
-        [KVF_AUX_PAGE_INDPTR] = "page_indptr",
-        [KVF_AUX_PAGE_INDICES] = "page_indices",
-        [KVF_AUX_LENGTH_INFO] = "length_info",
-        [KVF_AUX_K_ROPE_POS_OFFSET] = "k_rope_pos_offset",
-        [KVF_AUX_TREE_ATTN_MASK] = "tree_attn_mask",
-        [KVF_AUX_TREE_ATTN_MN_INDPTR] = "tree_attn_mn_indptr",
-        [KVF_AUX_CUR_APPEND_LENGTH_INDPTR] = "cur_append_length_indptr",
-        [KVF_AUX_K_RAGGED_ROPE_POS_OFFSET] = "k_ragged_rope_pos_offset",
-        [KVF_AUX_Q_ROPE_POSITION_MAP] = "q_rope_position_map",
-        [KVF_AUX_APPEND_POSITION_MAP] = "append_position_map",
-        [KVF_AUX_TRANSFER_REMOTE_POSITION] = "transfer_remote_position",
-        [KVF_AUX_TRANSFER_RECEIVER_ID] = "transfer_receiver_id",
-        [KVF_AUX_PAGE_TO_PAGE_LOCAL_POSITION] = "page_to_page_local_position",
-        [KVF_AUX_PAGE_TO_PAGE_REMOTE_POSITION] = "page_to_page_remote_position",
-        [KVF_AUX_PAGE_TO_PAGE_RECEIVER_ID] = "page_to_page_receiver_id",
-    };
     for (unsigned a = 0; a < KVF_AUX_N_ARRAYS; a++) {
-        cr_assert_str_eq(kvf_aux_array_name((kvf_aux_array_t)a), names[a]);
-        cr_assert_eq(kvf_aux_array_per_depth((kvf_aux_array_t)a), is_per_depth[a], "%s", names[a]);
-        cr_assert_eq(kvf_aux_array_sliding((kvf_aux_array_t)a), is_sliding[a], "%s", names[a]);
+        cr_assert_str_eq(kvf_aux_array_name((kvf_aux_array_t)a), arrays[a].name);
+        cr_assert_eq(kvf_aux_array_per_depth((kvf_aux_array_t)a), arrays[a].per_depth, "%u", a);
+        cr_assert_eq(kvf_aux_array_sliding((kvf_aux_array_t)a), arrays[a].sliding, "%u", a);
     }
 }
 
