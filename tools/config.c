@@ -286,6 +286,11 @@ kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) 
                         " and lost_ms %" PRIu64 " must rise in this order",
                         config->heartbeat_ms, config->suspect_ms, config->lost_ms);
     }
+    if (strcmp(config->verify, "attention") == 0 && config->extra_tokens == 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "engine.extra_tokens: verify: attention needs at least 1, a place for the "
+                        "token that attends");
+    }
     kvf_status_t status = check_address(config, "http.listen", false, detail);
     return status == KVF_OK ? check_address(config, "control.listen", true, detail) : status;
 }

@@ -50,6 +50,7 @@ class ConfigTest(ClusterTest):
                                ("limits.transfers=0", ["limits.transfers"]),
                                ("limits.lease_ms=1.5", ["limits.lease_ms"]),
                                ("verify=all", ["verify", "bytes"]),
+                               ("engine.extra_tokens=9", ["engine.extra_tokens", "8"]),
                                ("http.listen=nowhere", ["http.listen", "nowhere", ":8200"]),
                                ("control.listen=127.0.0.1:99999", ["control.listen", "99999", ":9200"]),
                                ("nonsense", ["nonsense"])):
@@ -63,8 +64,7 @@ class ConfigTest(ClusterTest):
                 self.assertIn("bad.yaml", self.refuse("decode", config=self.write(text)))
 
     def test_settings_of_later_versions_are_refused_by_name(self):
-        for setting in ("mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl",
-                        "verify=attention"):
+        for setting in ("mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl"):
             with self.subTest(setting):
                 error = self.refuse("decode", "--set", setting)
                 self.assertIn("unsupported", error)

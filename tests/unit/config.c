@@ -46,7 +46,7 @@ static const char *const whole =
     "          extra_tokens: 8}\n"
     "prefix_cache: false\n"
     "verify:  off   # no check\n"
-    "aux:     cached\n"
+    "aux:     plain\n"
     "limits:  {transfers: 7, request_timeout_ms: 1, lease_ms: 2,\n"
     "          quarantine_ms: 3, frame_bytes: 3145728}\n"
     "heartbeat:\n"
@@ -111,6 +111,7 @@ Test(config, every_key_is_read_from_a_file) {
     cr_assert_eq(config.draft_layers, 3);
     cr_assert_not(config.prefix_cache);
     cr_assert_str_eq(config.verify, "off");
+    cr_assert_str_eq(config.aux, "plain");
     cr_assert_eq(config.max_transfers, 7);
     cr_assert_eq(config.request_timeout_ms, 1);
     cr_assert_eq(config.lease_ms, 2);
@@ -256,9 +257,8 @@ Test(config, wrong_settings_are_named) {
 }
 
 Test(config, settings_of_later_versions_are_refused_by_name) {
-    static const char *const cases[] = {
-        "mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=cuda",
-        "mover.kind=nccl",      "verify=attention", "aux=plain"};
+    static const char *const cases[] = {"mover.direction=pull", "pool.memory=cuda",
+                                        "mover.kind=mapped", "mover.kind=cuda", "mover.kind=nccl"};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         kvf_config_t fresh;
         cr_assert_eq(kvf_config_init(kvf_alloc_default(), &fresh, NULL), KVF_OK);
@@ -269,6 +269,14 @@ Test(config, settings_of_later_versions_are_refused_by_name) {
         cr_assert_not_null(strstr(detail.text, cases[i] + length + 1), "%s", detail.text);
         kvf_config_cleanup(&fresh);
     }
+}
+
+Test(config, the_token_that_attends_needs_a_place) {
+    cr_assert_eq(kvf_config_set(&config, "verify=attention", &detail), KVF_OK);
+    cr_assert_eq(kvf_config_check(&config, &detail), KVF_OK);
+    cr_assert_eq(kvf_config_set(&config, "engine.extra_tokens=0", &detail), KVF_OK);
+    cr_assert_eq(kvf_config_check(&config, &detail), KVF_ERR_INVALID);
+    cr_assert_eq(strncmp(detail.text, "engine.extra_tokens: ", 21), 0, "%s", detail.text);
 }
 
 Test(config, heartbeat_times_must_rise) {

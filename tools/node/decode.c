@@ -68,12 +68,51 @@ static bool tokens_match(const kvf_job_t *job) {
     return true;
 }
 
+/* Take the first decode step over the pages, and take it back. The token's place is reserved:
+ * kvf_config_check() sees to that. */
+static void judge(kvf_job_t *job, kvf_verdict_t *verdict) {
+    const kvf_node_t *node = job->node;
+    int64_t prompt = job->body.lengths.prompt_len;
+    kvf_judge_pool_t pools[KVF_MAX_GROUPS];
+    kvf_table_t tables[KVF_MAX_GROUPS];
+    const kvf_judge_step_t step = {.layout = &node->layout,
+                                   .pools = pools,
+                                   .tables = tables,
+                                   .cached_aux = strcmp(node->config->aux, "cached") == 0,
+                                   .content = &job->body.content,
+                                   .prompt_tokens = prompt};
+    kvf_detail_t detail = {.text = "no page for the first token"};
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        pools[g] =
+            (kvf_judge_pool_t){kvf_pool_page(node->pools.pools[g], 0), node->pools.n_pages[g]};
+    }
+    kvf_status_t status = kvf_blocks_append(node->blocks, &job->lease, 1);
+    if (status == KVF_OK) {
+        kvf_blocks_tables(node->blocks, &job->lease, tables);
+        status = kvf_judge_run(&step, node->alloc, &verdict->judgement, &detail);
+        kvf_judge_rewind(&step);
+        kvf_status_t rewound = kvf_blocks_rewind(node->blocks, &job->lease, prompt);
+        status = status == KVF_OK ? rewound : status;
+    }
+    verdict->judged = status == KVF_OK;
+    if (status != KVF_OK) {
+        kvf_log(&node->log, KVF_LOG_ERROR, "request %s: attention over its pages: %s: %s",
+                job->body.request_id, kvf_status_name(status), detail.text);
+    }
+}
+
 static void warn_mismatch(const kvf_job_t *job, const kvf_verdict_t *verdict) {
     const kvf_log_t *log = &job->node->log;
     const char *id = job->body.request_id;
     if (verdict->mismatched_bytes > 0) {
         kvf_log(log, KVF_LOG_WARN, "request %s: %" PRIu64 " bytes are not what it asks for", id,
                 verdict->mismatched_bytes);
+    }
+    if (verdict->judged && !verdict->judgement.same) {
+        kvf_log(log, KVF_LOG_WARN,
+                "request %s: attention over its pages gives something else, first in group %s, "
+                "layer %" PRIu32,
+                id, verdict->judgement.first.group, verdict->judgement.first.layer);
     }
     if (!verdict->tokens_match) {
         kvf_log(log, KVF_LOG_WARN,
@@ -88,13 +127,18 @@ static void warn_mismatch(const kvf_job_t *job, const kvf_verdict_t *verdict) {
  * be taken for what the request says. */
 static bool check(kvf_job_t *job, kvf_verdict_t *verdict) {
     kvf_node_t *node = job->node;
-    if (strcmp(node->config->verify, "bytes") != 0) {
+    bool attention = strcmp(node->config->verify, "attention") == 0;
+    if (strcmp(node->config->verify, "off") == 0) {
         return true;
     }
     uint64_t start = kvf_node_now();
     verify_pages(job, verdict);
     verdict->tokens_match = tokens_match(job);
     verdict->verified = verdict->mismatched_bytes == 0 && verdict->tokens_match;
+    if (attention) {
+        judge(job, verdict);
+        verdict->verified = verdict->verified && verdict->judged && verdict->judgement.same;
+    }
     job->work_us = kvf_node_now() - start;
     if (!verdict->verified) {
         (void)pthread_mutex_lock(&node->lock);

@@ -113,6 +113,11 @@ json_t *kvf_record_decode(const kvf_job_t *job, const kvf_verdict_t *verdict) {
     if (verdict->mismatched_bytes > 0) {
         set(record, "first_mismatch", first_mismatch(verdict));
     }
+    if (verdict->judged) {
+        json_t *attention = kvf_judge_json(&verdict->judgement);
+        set(attention, "same", json_boolean(verdict->judgement.same));
+        set(record, "attention", attention);
+    }
     set(record, "tokens_match", json_boolean(verdict->tokens_match));
     set_number(record, "verify_us", job->work_us);
     set(record, "first_tokens", token_list(outcome->tokens, outcome->n_first_tokens));

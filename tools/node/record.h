@@ -8,14 +8,17 @@
  */
 
 #include "tools/node/job.h"
+#include "tools/node/judge.h"
 
 /** What a check of the pages found. */
 typedef struct kvf_verdict {
-    bool verified; /**< every element was checked and is right */
+    bool verified; /**< every element was checked and is right, and what attention makes of them */
     bool tokens_match;
     uint64_t mismatched_bytes;
     const char *group;    /**< of the first wrong element */
     kvf_mismatch_t first; /**< when mismatched_bytes > 0 */
+    bool judged;          /**< attention ran */
+    kvf_judgement_t judgement;
 } kvf_verdict_t;
 
 /** @return Blocks of the prompt in a group. */
