@@ -364,6 +364,8 @@ Test(field, sglang_17212_32_layers_against_33) {
 /* Everything is agreed on before a byte of the prompt is computed: nothing leaves until it is said
  * to be there. */
 Test(field, sglang_33970_nothing_is_read_before_it_is_ready) {
+    const int32_t first = 42;
+    const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
     duo_t d;
     duo_open(&d, &(cluster_options_t){0}, 45);
     const kvf_send_desc_t desc = {.request_id = "r",
@@ -403,7 +405,7 @@ Test(field, sglang_33970_nothing_is_read_before_it_is_ready) {
         cluster_run(d.cluster);
         cr_expect_eq(d.got.layers, layer + 1);
     }
-    cr_assert_eq(kvf_core_send_finish(d.ctx->core, d.send, NULL, NULL), KVF_OK);
+    cr_assert_eq(kvf_core_send_finish(d.ctx->core, d.send, &aux, NULL), KVF_OK);
     cluster_run(d.cluster);
     expect_end(&d.got, KVF_OK);
     cr_expect_eq(node_wrong(d.gen, 45, CONTENT, d.destinations), 0);
