@@ -33,12 +33,19 @@ def live_blocks(prompt, block, window):
     return live
 
 
-def moved(preset, block, prompt):
-    """(pages, bytes) that a request of so many prompt tokens moves, nothing being cached."""
+def moved(preset, block, prompt, cached=0, draft_layers=0):
+    """(pages, bytes) that a request of so many prompt tokens moves when the receiver has the first `cached` of them.
+
+    The layers of a draft model are shaped like the model's full ones.
+    """
     pages = 0
     total = 0
-    for _, layers, window, token_bytes in PRESETS[preset]:
-        n = len(live_blocks(prompt, block, window))
-        pages += n
-        total += n * block * len(layers) * token_bytes
+    groups = PRESETS[preset]
+    if draft_layers > 0:
+        groups = groups + [("draft", range(draft_layers), None, groups[0][3])]
+    for _, layers, window, token_bytes in groups:
+        wanted = [ordinal for ordinal in live_blocks(prompt, block, window)
+                  if cached < prompt and (ordinal + 1) * block > cached]
+        pages += len(wanted)
+        total += len(wanted) * block * len(layers) * token_bytes
     return pages, total
