@@ -74,6 +74,8 @@ class ReplayTest(unittest.TestCase):
                           ("requests", "ok", "failed", "verified", "mismatched_bytes", "bytes", "pages", "retries")},
                          {"requests": 101, "ok": 101, "failed": {}, "verified": 101, "mismatched_bytes": 0,
                           "bytes": 1000 * sum(lengths), "pages": sum(lengths), "retries": 0})
+        self.assertEqual((summary["prompt_tokens"], summary["cached_tokens"]),
+                         (sum(lengths), {"prefill": sum(lengths) - 101, "decode": sum(n // 3 for n in lengths)}))
         # 101 values in steps of 13: at least half of them are <= the 51st, 90 % <= the 91st, 99 % <= the 100th.
         self.assertEqual(summary["transfer_us"], {"p50": 1250, "p90": 1770, "p99": 1887, "max": 1900})
         self.assertEqual(summary["exposed_us"], {"p50": 625, "p90": 885, "p99": 943, "max": 950})
@@ -315,7 +317,8 @@ class ReplayTest(unittest.TestCase):
         self.assertIn("10/10", seen)
         self.assertIn("\033[36m", seen)
         self.assertNotIn("\033", table)
-        for word in ("10 requests", "ok        10", "verified  10", "p50", "transfer", "where time goes"):
+        for word in ("10 requests", "ok        10", "verified  10", "p50", "transfer", "where time goes",
+                     "cached    prefill 98 %, decode 33 % of 640 prompt tokens"):
             self.assertIn(word, table)
         seen, _ = self.on_terminal(NO_COLOR="1")
         self.assertIn("10/10", seen)

@@ -152,6 +152,61 @@ Test(synthetic, every_byte_is_the_one_of_the_definition) {
     }
 }
 
+/* A generated token is its number and its position: no piece of the prompt. */
+static void expected_generated(const kvf_layer_group_t *g, int32_t number, int64_t position,
+                               uint32_t layer, uint32_t kv, uint32_t head, uint8_t *row) {
+    /* The id of a piece whose key is that of the number. */
+    const int64_t id = (int64_t)(~(uint64_t)number - 0x9e3779b97f4a7c15u);
+    const int64_t same[] = {id, id, id, id, id};
+    const kvf_content_t as_prompt = {same, 5, 0};
+    for (uint64_t i = 0; i < (uint64_t)g->head_dim * kvf_dtype_bytes(g->dtype); i++) {
+        row[i] = expected_byte(g, &as_prompt, position + 1, position, layer, kv, head, i);
+    }
+}
+
+Test(synthetic, rows_are_those_of_pages) {
+    for (size_t i = 0; i < N_GROUPS; i++) {
+        const kvf_layer_group_t *g = &groups[i];
+        int64_t t = g->tokens_per_block, prompt = 2 * 512 + 5;
+        uint64_t bytes = (uint64_t)g->head_dim * kvf_dtype_bytes(g->dtype);
+        uint8_t row[64];
+        for (int64_t at = 1020; at < prompt; at++) {
+            uint8_t *page = filled(g, &content, prompt, at / t);
+            for (uint32_t k = 0; k < g->n_layers * g->kv_factor * g->kv_heads; k++) {
+                uint32_t head = k % g->kv_heads, kv = k / g->kv_heads % g->kv_factor,
+                         l = k / g->kv_heads / g->kv_factor;
+                kvf_synthetic_row(g, &content, prompt, at, g->layers[l], kv, head, row);
+                cr_assert_arr_eq(row, page + kvf_group_offset(g, l, kv, head, (uint32_t)(at % t)),
+                                 bytes, "group %s token %d", g->name, (int)at);
+            }
+            free(page);
+        }
+    }
+}
+
+Test(synthetic, a_generated_token_comes_and_goes_alone) {
+    for (size_t i = 0; i < N_GROUPS; i++) {
+        const kvf_layer_group_t *g = &groups[i];
+        int64_t t = g->tokens_per_block, prompt = 3 * t - 3, at = prompt + 1;
+        uint8_t *page = filled(g, &content, prompt, 2), *want = filled(g, &content, prompt, 2);
+        int32_t number = kvf_synthetic_token(&content, prompt, at);
+        kvf_synthetic_append(g, &content, prompt, at, page);
+        for (uint32_t k = 0; k < g->n_layers * g->kv_factor * g->kv_heads; k++) {
+            uint32_t head = k % g->kv_heads, kv = k / g->kv_heads % g->kv_factor,
+                     l = k / g->kv_heads / g->kv_factor;
+            expected_generated(g, number, at, g->layers[l], kv, head,
+                               want + kvf_group_offset(g, l, kv, head, (uint32_t)(at % t)));
+        }
+        cr_assert_arr_eq(page, want, page_bytes(g), "group %s", g->name);
+        cr_assert_gt(kvf_synthetic_check(g, &content, prompt, 2, page, &first), 0);
+        cr_assert_eq(first.token, at);
+        kvf_synthetic_erase(g, at, page);
+        cr_assert_eq(kvf_synthetic_check(g, &content, prompt, 2, page, &first), 0);
+        free(page);
+        free(want);
+    }
+}
+
 Test(synthetic, layer_ranges_add_up_to_the_page_and_touch_nothing_else) {
     const kvf_layer_group_t *g = &groups[1];
     uint8_t *whole = filled(g, &content, 20, 1), *parts = new_page(g);
@@ -166,6 +221,35 @@ Test(synthetic, layer_ranges_add_up_to_the_page_and_touch_nothing_else) {
     cr_assert_eq(memcmp(whole, parts, page_bytes(g)), 0);
     free(whole);
     free(parts);
+}
+
+/* Every way of writing 40 tokens in two steps: a step leaves what is in front of it, and ends its
+ * pages with zeros. */
+Test(synthetic, tokens_can_be_written_in_steps) {
+    for (size_t i = 0; i < N_GROUPS; i++) {
+        const kvf_layer_group_t *g = &groups[i];
+        int64_t t = g->tokens_per_block;
+        for (int64_t middle = 0; middle <= 40; middle++) {
+            for (int64_t ordinal = 0; ordinal * t < 40; ordinal++) {
+                uint8_t *page = new_page(g);
+                uint8_t *after_one = filled(g, &content, middle, ordinal);
+                uint8_t *after_two = filled(g, &content, 40, ordinal);
+                kvf_synthetic_fill_tokens(g, &content, 0, middle, ordinal, 0, g->n_layers, page);
+                cr_assert_eq(memcmp(page, after_one, page_bytes(g)), 0);
+                /* What is in front of a step is not written again. */
+                uint64_t at = kvf_group_offset(g, 0, 0, 0, 0);
+                bool in_front = middle > ordinal * t;
+                page[at] ^= in_front ? 1 : 0;
+                kvf_synthetic_fill_tokens(g, &content, middle, 40, ordinal, 0, g->n_layers, page);
+                page[at] ^= in_front ? 1 : 0;
+                cr_assert_eq(memcmp(page, after_two, page_bytes(g)), 0, "group %s, %d, block %d",
+                             g->name, (int)middle, (int)ordinal);
+                free(page);
+                free(after_one);
+                free(after_two);
+            }
+        }
+    }
 }
 
 Test(synthetic, any_changed_byte_is_found_and_named) {

@@ -66,13 +66,15 @@ static json_t *summary_json(const kvf_report_t *report) {
                                 json_real(shares[i]));
     }
     json_t *summary = json_pack(
-        "{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:o}", "requests",
-        (json_int_t)requests, "ok", (json_int_t)score->ok, "failed", failed, "verified",
+        "{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I}, s:f, s:f, s:I, s:I, s:o}",
+        "requests", (json_int_t)requests, "ok", (json_int_t)score->ok, "failed", failed, "verified",
         (json_int_t)score->verified, "mismatched_bytes", (json_int_t)score->mismatched_bytes,
-        "bytes", (json_int_t)score->bytes, "pages", (json_int_t)score->pages, "duration_s",
-        (double)score->duration_us / 1e6, "throughput_bytes_per_s", throughput(score), "retries",
-        (json_int_t)score->retries, "skipped", (json_int_t)report->skipped, "wall_shares",
-        shares_json);
+        "bytes", (json_int_t)score->bytes, "pages", (json_int_t)score->pages, "prompt_tokens",
+        (json_int_t)score->prompt_tokens, "cached_tokens", "prefill",
+        (json_int_t)score->prefill_cached_tokens, "decode", (json_int_t)score->decode_cached_tokens,
+        "duration_s", (double)score->duration_us / 1e6, "throughput_bytes_per_s", throughput(score),
+        "retries", (json_int_t)score->retries, "skipped", (json_int_t)report->skipped,
+        "wall_shares", shares_json);
     for (size_t i = 0; i < KVF_SCORE_TIMES; i++) {
         char key[32];
         (void)snprintf(key, sizeof(key), "%s_us", time_names[i]);
@@ -96,6 +98,10 @@ kvf_status_t kvf_report_json(const kvf_report_t *report, FILE *out) {
         return KVF_ERR_IO;
     }
     return KVF_OK;
+}
+
+static double percent(uint64_t part, uint64_t whole) {
+    return whole == 0 ? 0 : 100.0 * (double)part / (double)whole;
 }
 
 /* A duration in the unit that suits it. */
@@ -169,6 +175,9 @@ kvf_status_t kvf_report_table(const kvf_report_t *report, FILE *out) {
     fprintf(out, "  moved     %s in %" PRIu64 " pages, %s/s\n",
             human_bytes((double)score->bytes, moved), score->pages,
             human_bytes(throughput(score), rate));
+    fprintf(out, "  cached    prefill %.0f %%, decode %.0f %% of %" PRIu64 " prompt tokens\n",
+            percent(score->prefill_cached_tokens, score->prompt_tokens),
+            percent(score->decode_cached_tokens, score->prompt_tokens), score->prompt_tokens);
     fprintf(out, "  retries   %" PRIu64 "\n", score->retries);
     if (report->skipped > 0) {
         fprintf(out, "  skipped   %" PRIu64 " (longer prompts)\n", report->skipped);

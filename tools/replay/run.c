@@ -39,6 +39,7 @@ typedef struct job {
     uint64_t retry_us;      /* when to try again; KVF_NEVER while a call is under way */
     uint64_t pause_us;      /* sum of the pauses */
     uint64_t prefill_us;    /* what the prefill node said */
+    uint64_t cached_tokens; /* likewise */
     uint64_t late_us;
 } job_t;
 
@@ -174,7 +175,8 @@ static bool read_count(const json_t *answer, const char *key, bool required, uin
 
 static void prefill_done(job_t *job, const json_t *answer) {
     json_t *params = json_object_get(answer, "kv_transfer_params");
-    if (!json_is_object(params) || !read_count(answer, "prefill_us", false, &job->prefill_us)) {
+    if (!json_is_object(params) || !read_count(answer, "prefill_us", false, &job->prefill_us) ||
+        !read_count(answer, "cached_tokens", false, &job->cached_tokens)) {
         job_fail(job, "protocol", "the prefill node's answer has no kv_transfer_params", true);
         return;
     }
@@ -197,12 +199,14 @@ static void decode_done(job_t *job, const json_t *answer) {
     uint64_t exposed_us;
     uint64_t verify_us;
     uint64_t mismatched;
+    uint64_t cached_tokens;
     if (!json_is_boolean(verified) || !read_count(answer, "bytes", true, &bytes) ||
         !read_count(answer, "pages", true, &pages) ||
         !read_count(answer, "transfer_us", true, &transfer_us) ||
         !read_count(answer, "exposed_us", true, &exposed_us) ||
         !read_count(answer, "verify_us", false, &verify_us) ||
-        !read_count(answer, "mismatched_bytes", false, &mismatched)) {
+        !read_count(answer, "mismatched_bytes", false, &mismatched) ||
+        !read_count(answer, "cached_tokens", false, &cached_tokens)) {
         job_fail(job, "protocol",
                  "the decode node's answer lacks a field or has one of another type", true);
         return;
@@ -210,6 +214,9 @@ static void decode_done(job_t *job, const json_t *answer) {
     score->bytes += bytes;
     score->pages += pages;
     score->mismatched_bytes += mismatched;
+    score->prompt_tokens += (uint64_t)job->request->input_tokens;
+    score->prefill_cached_tokens += job->cached_tokens;
+    score->decode_cached_tokens += cached_tokens;
     /* Only a node that says so may leave a request unverified. */
     const char *verify = json_string_value(json_object_get(answer, "verify"));
     bool checks = verify == NULL || strcmp(verify, "off") != 0;
