@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kvmgr/pages.h"
 
+#include "kvmgr/base/mutant.h"
+
 #include <assert.h>
 #include <inttypes.h>
 
@@ -71,10 +73,10 @@ static kvf_page_label_t label_of(const struct page *page) {
     if (page->poisoned) {
         return KVF_PAGE_POISONED;
     }
-    if (in_doubt(page)) {
+    if (in_doubt(page) && !KVF_MUTANT(free_in_doubt)) {
         return KVF_PAGE_QUARANTINED;
     }
-    if (page->writing) {
+    if (page->writing && !KVF_MUTANT(free_while_written)) {
         return KVF_PAGE_WRITING;
     }
     if (page->readers > 0) {
@@ -245,7 +247,7 @@ kvf_status_t kvf_pages_write_begin(kvf_pages_t *pages, int32_t slot) {
     }
     struct page *page = begin_change(pages, slot);
     page->writing = true;
-    page->generation++;
+    page->generation += KVF_MUTANT(keep_generation) ? 0 : 1;
     end_change(pages, page);
     return KVF_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The core's registry: operations, their events to the caller, time, and whose turn it is. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
 #include <inttypes.h>
@@ -32,7 +33,8 @@ void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
 }
 
 void kvf_op_release(kvf_op_t *op) {
-    if (!op->released) {
+    if (!op->released && !(KVF_MUTANT(lose_released) && op->kind == KVF_OP_SEND &&
+                           op->status == KVF_ERR_CANCELLED)) {
         op->released_due = true;
         kvf_op_due(op);
     }
@@ -53,7 +55,8 @@ kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, con
         return kvf_fail(detail, KVF_ERR_CANCELLED, "this agent shuts down");
     }
     for (const kvf_op_t *other = core->ops; other != NULL; other = other->hh.next) {
-        if (other->kind == kind && !other->ended && strcmp(other->request_id, request_id) == 0) {
+        if (other->kind == kind && !other->ended && strcmp(other->request_id, request_id) == 0 &&
+            !KVF_MUTANT(accept_duplicate_id)) {
             return kvf_fail(detail, KVF_ERR_DUPLICATE,
                             "request %s is alive on this side; cancel it or use another id",
                             request_id);
@@ -268,7 +271,7 @@ void kvf_core_set_time(kvf_core_t *core, uint64_t now_us) {
 void kvf_core_tick(kvf_core_t *core) {
     /* If we stood still (a debugger, a suspended machine) others' words wait unread: nobody is lost
      * for that. */
-    if (core->now_us - core->ticked_us > core->agent.suspect_us) {
+    if (core->now_us - core->ticked_us > core->agent.suspect_us && !KVF_MUTANT(judge_after_stall)) {
         kvf_peers_rearm(core);
     }
     core->ticked_us = core->now_us;

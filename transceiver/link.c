@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Control connections: preamble, frames, and which message may come when. What a message means is
  * peer.c's, send.c's and recv.c's. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
 #include <inttypes.h>
@@ -206,7 +207,7 @@ void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why) {
                                                     : "lost the connection to",
                    link->address, why);
     link_kill(link); /* the driver has closed it already */
-    if (peer != NULL) {
+    if (peer != NULL && !KVF_MUTANT(ignore_closed)) {
         kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, text);
     }
     kvf_links_reap(core);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers: one incarnation of another agent each. Who is accepted, whether it is alive, what ends
  * with it. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
 #include <inttypes.h>
@@ -76,7 +77,7 @@ static void on_heartbeat_timer(kvf_timer_t *timer, void *owner) {
         return;
     }
     uint64_t silent = core->now_us - peer->heard_us;
-    if (silent >= core->agent.lost_us) {
+    if (silent >= core->agent.lost_us && !KVF_MUTANT(ignore_silence)) {
         (void)snprintf(why, sizeof(why), "%s was silent for %" PRIu64 " ms", peer->instance,
                        silent / 1000);
         kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, why);
@@ -300,7 +301,8 @@ kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello, kv
     if (status != KVF_OK) {
         return status;
     }
-    if (peer != NULL && !kvf_incarnation_equal(&incarnation, &peer->incarnation)) {
+    if (peer != NULL && !kvf_incarnation_equal(&incarnation, &peer->incarnation) &&
+        !KVF_MUTANT(accept_old_incarnation)) {
         return kvf_fail(detail, KVF_ERR_PEER_LOST,
                         "the node at %s restarted since the ticket was made; prefill again",
                         peer->address);
@@ -513,7 +515,7 @@ void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status
 void kvf_core_broken(kvf_core_t *core, uint64_t number, const char *why) {
     char text[KVF_DETAIL_BYTES];
     for (kvf_peer_t *peer = core->peers; peer != NULL; peer = peer->hh.next) {
-        if (peer->number == number && peer->mover_connected) {
+        if (peer->number == number && peer->mover_connected && !KVF_MUTANT(ignore_broken_path)) {
             (void)snprintf(text, sizeof(text), "the data path to %s broke: %s", peer->instance,
                            why);
             kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, text);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/plan.h"
 
+#include "kvmgr/base/mutant.h"
 #include "kvmgr/base/size.h"
 
 #include <assert.h>
@@ -10,7 +11,7 @@
 
 int64_t kvf_plan_whole_blocks(int64_t tokens, int64_t prompt_tokens, int64_t tokens_per_block) {
     return tokens == prompt_tokens ? kvf_div_ceil(tokens, tokens_per_block)
-                                   : tokens / tokens_per_block;
+                                   : tokens / tokens_per_block + KVF_MUTANT(ready_too_much);
 }
 
 kvf_status_t kvf_plan_init(kvf_plan_t *plan, const kvf_layout_t *layout, const kvf_wanted_t *wanted,
@@ -146,7 +147,7 @@ bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_pl
             .group_idx = cursor->group_idx,
             .slot = group->destination[o],
         };
-        *source_p = sources[cursor->group_idx][o];
+        *source_p = sources[cursor->group_idx][o - (KVF_MUTANT(wrong_source) && o > 0)];
         assert(*source_p >= 0);
         cursor->ordinal = o + 1;
         return true;

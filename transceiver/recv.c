@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The generation side of a transfer. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/recv_impl.h"
 
 #include <inttypes.h>
@@ -51,7 +52,7 @@ void kvf_recv_settle(kvf_recv_op_t *recv) {
      * it has drained; or our own handler makes the copies, and refuses them from now on because the
      * receive has ended. */
     bool proof = !recv->requested || recv->op.status == KVF_OK || recv->drained ||
-                 core->config.mover_checked;
+                 core->config.mover_checked || KVF_MUTANT(free_at_cancel);
     if (proof && recv->doubted) {
         recv->doubted = false;
         for_pages(recv, kvf_pages_settle);
@@ -71,7 +72,7 @@ void kvf_recv_settle(kvf_recv_op_t *recv) {
 
 void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell) {
     kvf_core_t *core = recv->op.core;
-    if (recv->op.ended) {
+    if (recv->op.ended && !KVF_MUTANT(result_twice)) {
         return;
     }
     recv->op.transfer_us = core->now_us - recv->op.opened_us;
@@ -87,13 +88,17 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
     if (tell && recv->requested && recv->op.peer != NULL) {
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
         kvf_peer_tell_abort(recv->op.peer, &id, status, message);
-    } else if (tell && !recv->requested && core->n_farewells < core->agent.max_transfers) {
+    } else if (!KVF_MUTANT(no_farewell) && tell && !recv->requested &&
+               core->n_farewells < core->agent.max_transfers) {
         /* Its peer is being reached: it is told when it is up. (If not, the lease is what is left.)
          */
         recv->farewell = true;
         core->n_farewells++;
     }
     kvf_recv_settle(recv);
+    if (KVF_MUTANT(release_at_end)) {
+        kvf_op_release(&recv->op);
+    }
 }
 
 static void on_timer(kvf_timer_t *timer, void *owner) {
@@ -108,6 +113,11 @@ static void on_timer(kvf_timer_t *timer, void *owner) {
                        : recv->final == NULL ? "the context node to send"
                                              : "bytes that were announced but did not arrive");
         kvf_recv_end(recv, KVF_ERR_DEADLINE, text, true);
+        return;
+    }
+    recv->drained |= KVF_MUTANT(free_at_timeout);
+    if (KVF_MUTANT(free_at_timeout)) {
+        kvf_recv_settle(recv);
         return;
     }
     /* No proof within quarantine_ms: say so. The pages stay out of use until one comes. The list
@@ -305,7 +315,8 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     kvf_peer_attach(peer, &recv->op);
     recv->deadline_us = kvf_time_after(
         core->now_us, desc->timeout_us != 0 ? desc->timeout_us : core->agent.request_timeout_us);
-    kvf_timer_set(&core->timers, &recv->op.timer, recv->deadline_us);
+    kvf_timer_set(&core->timers, &recv->op.timer,
+                  KVF_MUTANT(no_deadline) ? KVF_NEVER : recv->deadline_us);
     *id_p = recv->op.id;
     if (kvf_peer_is_up(peer)) {
         kvf_recv_on_peer_up(&recv->op);
@@ -456,12 +467,13 @@ void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     if (recv == NULL || recv->op.peer != peer) {
         return; /* checked movers do not wait for it */
     }
-    recv->drained = true;
+    recv->drained = !KVF_MUTANT(ignore_drained);
     kvf_recv_settle(recv);
     kvf_op_reap(&recv->op);
 }
 
 void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why) {
+    kvf_recv_of(op)->drained |= KVF_MUTANT(settle_without_proof);
     kvf_recv_end(kvf_recv_of(op), status, why, false);
     drop_farewell(kvf_recv_of(op));
 }

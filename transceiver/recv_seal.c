@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What came, what was committed, what was verified: the receiving half that counts bytes. */
+#include "kvmgr/base/mutant.h"
 #include "kvmgr/base/size.h"
 #include "transceiver/recv_impl.h"
 
@@ -50,8 +51,8 @@ static recv_entry_t *find_entry(const recv_group_t *group, int64_t ordinal) {
 /* The receive whose sender this chunk comes from, while it may write. */
 static kvf_recv_op_t *chunk_recv(kvf_core_t *core, const kvf_chunk_t *chunk) {
     kvf_recv_op_t *recv = kvf_recv_find(core, &chunk->transfer);
-    bool granted =
-        recv != NULL && !recv->op.ended && recv->requested && recv->grant_key == chunk->grant_key;
+    bool granted = recv != NULL && !recv->op.ended && recv->requested &&
+                   (recv->grant_key == chunk->grant_key || KVF_MUTANT(skip_grant_key));
     return granted ? recv : NULL;
 }
 
@@ -65,7 +66,9 @@ static uint64_t *covered_by_grant(kvf_recv_op_t *recv, const kvf_chunk_t *chunk,
     recv_group_t *group = &recv->groups[chunk->group_idx];
     const recv_entry_t *entry = find_entry(group, chunk->ordinal);
     uint64_t mask = group->granule_bytes - 1;
-    if (entry == NULL || entry->slot != chunk->slot || entry->generation != chunk->generation ||
+    if (entry == NULL ||
+        ((entry->slot != chunk->slot || entry->generation != chunk->generation) &&
+         !KVF_MUTANT(skip_generation_check)) ||
         chunk->bytes == 0 || ((chunk->offset | chunk->bytes) & mask) != 0 ||
         !kvf_range_ok(chunk->offset, chunk->bytes,
                       kvf_group_block_bytes(&layout->groups[chunk->group_idx]))) {
@@ -80,7 +83,7 @@ kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk) {
     uint64_t first, end;
     kvf_recv_op_t *recv = chunk_recv(core, chunk);
     uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
-    if (landed != NULL && bits_all(landed, first, end, false)) {
+    if (landed != NULL && (bits_all(landed, first, end, false) || KVF_MUTANT(chunk_twice))) {
         return KVF_OK;
     }
     core->counters.refused_chunks++;
@@ -120,11 +123,12 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     kvf__wire__done__init(&done);
     Kvf__Wire__TransferId wire;
     kvf_transfer_id_t id = kvf_recv_transfer(recv);
-    if (recv->op.ended || recv->final == NULL || recv->verifying ||
-        recv->commits_first != recv->commits_end) {
+    if (recv->op.ended || recv->final == NULL ||
+        ((recv->verifying || recv->commits_first != recv->commits_end) &&
+         !KVF_MUTANT(done_without_verify))) {
         return;
     }
-    if (recv->sealed_bytes != recv->wanted_bytes) {
+    if (recv->sealed_bytes != recv->wanted_bytes && !KVF_MUTANT(skip_coverage)) {
         char text[KVF_DETAIL_BYTES];
         (void)snprintf(text, sizeof(text),
                        "the context side ended after %" PRIu64 " of %" PRIu64 " bytes",
@@ -212,7 +216,7 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
     recv->verifying = false;
     for (uint32_t i = 0; i < job->n_items && !recv->op.ended; i++) {
         const recv_commit_t *commit = &recv->commits[recv->commits_first++];
-        if (job->items[i].digest != commit->digest) {
+        if (job->items[i].digest != commit->digest && !KVF_MUTANT(skip_digest)) {
             const kvf_layer_group_t *shape = &core->layout.groups[commit->group_idx];
             char text[KVF_DETAIL_BYTES];
             core->counters.digest_mismatches++;
@@ -277,7 +281,7 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
                             range->ordinals[i]);
         }
         bits_set(claimed, first, end);
-        if (!core->config.mover_checked) {
+        if (!core->config.mover_checked || KVF_MUTANT(accept_handover)) {
             /* One-sided: nobody here saw the bytes come; the sender's proof of completion stands
              * behind its commit. */
             bits_set(group->landed + entry_idx * group->words, first, end);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The context side of a transfer. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
 #include <inttypes.h>
@@ -17,7 +18,7 @@ void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
 }
 
 void kvf_send_finish_off(kvf_send_op_t *send) {
-    if (send->n_posted > 0 || !send->offered) {
+    if ((send->n_posted > 0 && !KVF_MUTANT(free_under_read)) || !send->offered) {
         return;
     }
     send->offered = false;
@@ -41,6 +42,9 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
         (kvf_tombstone_t){send->op.id, send->claimed ? KVF_ERR_USED : status};
     if (tell && send->claimed && send->op.peer != NULL) {
         kvf_peer_tell_abort(send->op.peer, &send->transfer, status, message);
+    }
+    if (KVF_MUTANT(drain_too_early) && send->claimed && send->op.peer != NULL) {
+        kvf_send_tell_drained(send->op.peer, &send->transfer);
     }
     kvf_send_finish_off(send);
 }
@@ -211,8 +215,9 @@ kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t
     }
     send->finished = true;
     send->finished_us = core->now_us;
-    send->own_deadline_us =
-        send->claimed ? KVF_NEVER : kvf_time_after(core->now_us, core->agent.lease_us);
+    send->own_deadline_us = send->claimed || KVF_MUTANT(no_lease)
+                                ? KVF_NEVER
+                                : kvf_time_after(core->now_us, core->agent.lease_us);
     kvf_send_arm(send);
     kvf_send_wake(send);
     return KVF_OK;

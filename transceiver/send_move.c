@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows: whose turn it is, what is posted, and the commits that follow. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
 /* A window is posted, completes and is committed as one. */
@@ -64,8 +65,8 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     kvf_core_t *core = send->op.core;
     Kvf__Wire__Final final;
     kvf__wire__final__init(&final);
-    if (send->final_sent || !send->finished || send->n_posted > 0 ||
-        send->part_idx < send->n_parts) {
+    if (send->final_sent || !send->finished ||
+        (send->n_posted > 0 && !KVF_MUTANT(final_too_early)) || send->part_idx < send->n_parts) {
         if (n_ranges > 0) {
             tell_commit(send, ranges, n_ranges, NULL);
         }
@@ -83,6 +84,7 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
 
 void kvf_send_wake(kvf_send_op_t *send) {
     if (send->planned && !send->op.ended) {
+        send->part_idx = KVF_MUTANT(post_twice) ? 0 : send->part_idx;
         if (send->part_idx < send->n_parts) {
             enter_moving(send);
         }
@@ -130,6 +132,7 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
     core->n_posted--;
     peer->window_bytes -= window->bytes;
     peer->window_pieces -= window->n_pieces;
+    status = KVF_MUTANT(ignore_failed_window) ? KVF_OK : status;
     if (!send->op.ended && status == KVF_OK) {
         core->counters.bytes_sent += window->bytes;
         core->counters.pieces_sent += window->n_pieces;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a receiver says to the context side. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
 #include <inttypes.h>
@@ -41,7 +42,8 @@ static kvf_status_t claim(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *reques
     if (status != KVF_OK) {
         return kvf_fail(detail, status, "the ticket's MAC is wrong");
     }
-    if (!kvf_incarnation_equal(&ticket.issuer, &core->incarnation)) {
+    if (!kvf_incarnation_equal(&ticket.issuer, &core->incarnation) &&
+        !KVF_MUTANT(accept_old_incarnation)) {
         return kvf_fail(detail, KVF_ERR_UNKNOWN,
                         "the ticket was made by another incarnation of this node; prefill again");
     }
@@ -50,7 +52,7 @@ static kvf_status_t claim(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *reques
         status = send != NULL && send->claimed ? KVF_ERR_USED : epitaph(core, ticket.send_id);
         return kvf_fail(detail, status, "%s", kvf_status_text(status));
     }
-    if (send->claimed) {
+    if (send->claimed && !KVF_MUTANT(reuse_ticket)) {
         return kvf_fail(detail, KVF_ERR_USED, "the ticket is in use by another transfer");
     }
     if (!kvf_incarnation_equal(&transfer->receiver, &peer->incarnation)) {
@@ -85,6 +87,9 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     /* The receiver ends it at its deadline and says so; this is for a receiver that does not. */
     send->peer_deadline_us =
         kvf_time_after(kvf_time_after(core->now_us, timeout_us), core->agent.lost_us);
+    if (KVF_MUTANT(no_peer_deadline)) {
+        send->peer_deadline_us = KVF_NEVER;
+    }
     if (send->finished) {
         send->own_deadline_us = KVF_NEVER; /* the lease */
     }

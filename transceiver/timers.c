@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/timers.h"
+#include "kvmgr/base/mutant.h"
 
 void kvf_timers_init(kvf_timers_t *timers, const kvf_alloc_t *alloc) {
     *timers = (kvf_timers_t){.alloc = alloc};
@@ -63,7 +64,9 @@ static void take_out(kvf_timers_t *timers, kvf_timer_t *timer) {
     if (last != timer) {
         put(timers, index, last);
         sift_up(timers, index);
-        sift_down(timers, last->place - 1);
+        if (!KVF_MUTANT(lazy_heap)) {
+            sift_down(timers, last->place - 1);
+        }
     }
 }
 

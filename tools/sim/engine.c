@@ -198,7 +198,8 @@ static int64_t capacity(const request_t *request, bool include_drafts) {
 static void cancel(op_t *op, node_t *node, kvf_status_t reason) {
     kvf_status_t status = op->is_send ? kvf_core_send_cancel(node->core, op->id, reason)
                                       : kvf_core_recv_cancel(node->core, op->id);
-    if (status != (op->ended ? KVF_ERR_UNKNOWN : KVF_OK)) {
+    bool told = op->ended || (status != KVF_OK && kvf_core_has_events(node->core));
+    if (status != (told ? KVF_ERR_UNKNOWN : KVF_OK)) {
         world_fail(op->world, "cancelling %s of request %s says %s",
                    op->ended ? "what has ended" : "what is alive", op->request->id,
                    kvf_status_name(status));

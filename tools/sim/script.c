@@ -120,5 +120,11 @@ void kvf_script_draw(uint64_t seed, const kvf_scenario_t *scenario, size_t n_ite
             .at_us = kvf_dice_below(&dice, script_p->end_us),
             .seed = kvf_dice_next(&dice),
         };
+        /* Most faults come while a request is under way. */
+        uint64_t near = script_p->items[kvf_dice_below(&dice, i + 1)].at_us +
+                        kvf_dice_delay(&dice, 40000, 300000);
+        if (!request && kvf_dice_hit(&dice, 700) && near < script_p->end_us) {
+            script_p->items[i].at_us = near;
+        }
     }
 }
