@@ -62,6 +62,9 @@ static void check_zero_and_writable(const kvf_mem_t *mem) {
     mem->base[0] = 1;
     mem->base[mem->bytes - 1] = 2;
     cr_assert_eq(mem->base[0] + mem->base[mem->bytes - 1], 3);
+    kvf_mem_t same = *mem;
+    cr_assert_eq(mem->kind->write(&same, 1, "abc", 3, NULL, NULL), KVF_OK);
+    cr_assert_arr_eq(mem->base, "\1abc\0", 5);
 }
 
 Test(mem, host_is_zero_sparse_and_not_dumped) {
