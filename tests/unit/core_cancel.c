@@ -121,6 +121,23 @@ Test(core_cancel, deadline_ends_both_sides) {
     pair_close(&p);
 }
 
+/* The lease is for a receiver to come. One that came after 10 of its 30 seconds has 30 of its own.
+ */
+Test(core_cancel, the_lease_ends_when_a_receiver_comes) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    cluster_advance(p.cluster, 10000000);
+    run_to(&p, CHUNKS_WAIT);
+    cluster_advance(p.cluster, 25000000);
+    cr_expect_eq(p.sent.results, 0, "%s", p.sent.message);
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, KVF_OK, "%s", p.got.message);
+    cr_expect_eq(p.sent.status, KVF_OK, "%s", p.sent.message);
+    pair_close(&p);
+}
+
 Test(core_cancel, a_killed_receiver_is_lost) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){0}, 100);
