@@ -70,6 +70,26 @@ class NodesReplayTest(ClusterTest):
         self.assertEqual((prefill.pages(), decode.pages()), before)
         self.finish()
 
+    def reuse(self, draft_layers=0, **settings):
+        """Requests that share prefixes, in a pool that they fill many times over: less moves, and every byte is right."""
+        lengths = trace_lengths(40, 8000)
+        prefill, decode = self.pair(pool__bytes="128MiB", model__draft_layers=draft_layers, **settings)
+        summary = self.replay(prefill, decode, "--limit", "40", "--max-input", "8000", "--concurrency", "6",
+                              "--timeout-ms", "120000")
+        self.assertEqual((summary["ok"], summary["failed"], summary["verified"], summary["mismatched_bytes"]),
+                         (len(lengths), {}, len(lengths), 0))
+        self.assertEqual(summary["prompt_tokens"], sum(lengths))
+        self.assertGreater(summary["cached_tokens"]["decode"], 0)
+        self.assertLess(summary["bytes"], sum(models.moved("gemma-3-270m", 32, tokens, draft_layers=draft_layers)[1]
+                                              for tokens in lengths))
+        self.finish()
+
+    def test_reuse(self):
+        self.reuse()
+
+    def test_reuse_in_chunks_with_attention(self):
+        self.reuse(draft_layers=2, engine__chunk_tokens=300, verify="attention", engine__extra_tokens=3)
+
     def test_a_pool_that_holds_two_requests(self):
         """More requests at once than there is room for: waits and 429, never a failure."""
         lengths = trace_lengths(12, 8000)
