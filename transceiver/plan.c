@@ -120,28 +120,39 @@ kvf_status_t kvf_plan_close(kvf_plan_t *plan, bool skip, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
+/* What the part takes of the cursor's group: once for all its blocks. */
+static void begin_group(const kvf_plan_t *plan, const kvf_plan_part_t *part,
+                        kvf_plan_cursor_t *cursor) {
+    const kvf_layer_group_t *shape = &plan->layout->groups[cursor->group_idx];
+    int64_t t = shape->tokens_per_block;
+    uint64_t layer_bytes = kvf_group_layer_bytes(shape);
+    uint32_t first_idx, end_idx;
+    kvf_group_layer_span(shape, part->layer_first, part->layer_end, &first_idx, &end_idx);
+    cursor->begun = true;
+    cursor->ordinal = kvf_plan_whole_blocks(part->token_first, plan->prompt_tokens, t);
+    cursor->ordinal_end =
+        first_idx == end_idx ? 0 : kvf_plan_whole_blocks(part->token_end, plan->prompt_tokens, t);
+    cursor->offset = first_idx * layer_bytes;
+    cursor->bytes = (end_idx - first_idx) * layer_bytes;
+}
+
 bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_plan_part_t *part,
                    kvf_plan_cursor_t *cursor, kvf_piece_t *piece_p, int32_t *source_p) {
-    for (; cursor->group_idx < plan->layout->n_groups; cursor->group_idx++, cursor->ordinal = 0) {
-        const kvf_layer_group_t *shape = &plan->layout->groups[cursor->group_idx];
+    for (; cursor->group_idx < plan->layout->n_groups; cursor->group_idx++, cursor->begun = false) {
         const kvf_plan_group_t *group = &plan->groups[cursor->group_idx];
-        int64_t t = shape->tokens_per_block;
-        int64_t begin = kvf_plan_whole_blocks(part->token_first, plan->prompt_tokens, t);
-        int64_t end = kvf_plan_whole_blocks(part->token_end, plan->prompt_tokens, t);
-        int64_t o =
-            kvf_wanted_next(&group->wanted, cursor->ordinal > begin ? cursor->ordinal : begin);
+        if (!cursor->begun) {
+            begin_group(plan, part, cursor);
+        }
+        int64_t end = cursor->ordinal_end, o = kvf_wanted_next(&group->wanted, cursor->ordinal);
         while (o < end && group->destination[o] < 0) { /* skipped */
             o = kvf_wanted_next(&group->wanted, o + 1);
         }
-        uint32_t first_idx, end_idx;
-        kvf_group_layer_span(shape, part->layer_first, part->layer_end, &first_idx, &end_idx);
-        if (first_idx == end_idx || o >= end) {
+        if (o >= end) {
             continue;
         }
-        uint64_t layer_bytes = kvf_group_layer_bytes(shape);
         *piece_p = (kvf_piece_t){
-            .offset = first_idx * layer_bytes,
-            .bytes = (end_idx - first_idx) * layer_bytes,
+            .offset = cursor->offset,
+            .bytes = cursor->bytes,
             .ordinal = o,
             .generation = group->generations[o],
             .group_idx = cursor->group_idx,

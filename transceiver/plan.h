@@ -41,7 +41,9 @@ typedef struct kvf_plan_part {
 /** Where cutting stands inside one part. */
 typedef struct kvf_plan_cursor {
     uint32_t group_idx;
-    int64_t ordinal;
+    bool begun; /**< what follows is about this group */
+    int64_t ordinal, ordinal_end;
+    uint64_t offset, bytes; /**< of the part's layers in a slot */
 } kvf_plan_cursor_t;
 
 /** @return How many blocks hold nothing but tokens of [0, tokens). The prompt's last block needs no
