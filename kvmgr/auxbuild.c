@@ -376,7 +376,8 @@ kvf_status_t kvf_auxbuild_array(const kvf_auxbuild_t *build, kvf_aux_key_t key,
     return KVF_OK;
 }
 
-kvf_status_t kvf_auxbuild_copy(const kvf_auxbuild_t *build, kvf_aux_t *aux, kvf_detail_t *detail) {
+kvf_status_t kvf_auxbuild_copy(const kvf_auxbuild_t *build, kvf_auxdata_t *aux,
+                               kvf_detail_t *detail) {
     if (!build->built) {
         return kvf_fail(detail, KVF_ERR_UNKNOWN, "no step was built");
     }

@@ -106,7 +106,7 @@ KVF_CHECK kvf_status_t kvf_auxbuild_array(const kvf_auxbuild_t *build, kvf_aux_k
  * @return KVF_OK, KVF_ERR_UNKNOWN (no step was built), or what kvf_aux_copy() answers; then the
  *         caller resets the manager.
  */
-KVF_CHECK kvf_status_t kvf_auxbuild_copy(const kvf_auxbuild_t *build, kvf_aux_t *aux,
+KVF_CHECK kvf_status_t kvf_auxbuild_copy(const kvf_auxbuild_t *build, kvf_auxdata_t *aux,
                                          kvf_detail_t *detail);
 
 #endif

@@ -38,18 +38,18 @@ struct entry {
 /* What the two managers do differently. */
 struct ops {
     /* Allocate mems (and the packing buffer). */
-    kvf_status_t (*reserve)(kvf_aux_t *aux, kvf_detail_t *detail);
+    kvf_status_t (*reserve)(kvf_auxdata_t *aux, kvf_detail_t *detail);
     /* The memory that holds an entry. */
-    kvf_mem_t *(*mem_of)(const kvf_aux_t *aux, const struct entry *entry);
+    kvf_mem_t *(*mem_of)(const kvf_auxdata_t *aux, const struct entry *entry);
     /* Store checked elements, and set entry->off. */
-    kvf_status_t (*put)(kvf_aux_t *aux, struct entry *entry, const int32_t *data, uint64_t bytes,
-                        kvf_detail_t *detail);
-    kvf_status_t (*commit)(kvf_aux_t *aux, kvf_detail_t *detail);
+    kvf_status_t (*put)(kvf_auxdata_t *aux, struct entry *entry, const int32_t *data,
+                        uint64_t bytes, kvf_detail_t *detail);
+    kvf_status_t (*commit)(kvf_auxdata_t *aux, kvf_detail_t *detail);
     /* Whether the device has an entry of the step. */
-    bool (*is_there)(const kvf_aux_t *aux, const struct entry *entry);
+    bool (*is_there)(const kvf_auxdata_t *aux, const struct entry *entry);
 };
 
-struct kvf_aux {
+struct kvf_auxdata {
     kvf_alloc_t alloc;
     kvf_aux_config_t config;
     const struct ops *ops;
@@ -84,7 +84,7 @@ static uint64_t padded_bytes(uint64_t n) {
 
 /* The plain manager */
 
-static kvf_status_t plain_reserve(kvf_aux_t *aux, kvf_detail_t *detail) {
+static kvf_status_t plain_reserve(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     const kvf_mem_kind_t *memory = aux->config.memory;
     kvf_status_t status = KVF_OK;
     for (unsigned a = 0; a < KVF_AUX_N_ARRAYS; a++) {
@@ -99,24 +99,24 @@ static kvf_status_t plain_reserve(kvf_aux_t *aux, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
-static kvf_mem_t *plain_mem_of(const kvf_aux_t *aux, const struct entry *entry) {
+static kvf_mem_t *plain_mem_of(const kvf_auxdata_t *aux, const struct entry *entry) {
     return &aux->mems[entry - aux->entries];
 }
 
-static kvf_status_t plain_put(kvf_aux_t *aux, struct entry *entry, const int32_t *data,
+static kvf_status_t plain_put(kvf_auxdata_t *aux, struct entry *entry, const int32_t *data,
                               uint64_t bytes, kvf_detail_t *detail) {
     return bytes == 0 ? KVF_OK
                       : aux->config.memory->write(plain_mem_of(aux, entry), 0, data, bytes,
                                                   aux->config.stream, detail);
 }
 
-static kvf_status_t plain_commit(kvf_aux_t *aux, kvf_detail_t *detail) {
+static kvf_status_t plain_commit(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     (void)aux;
     (void)detail;
     return KVF_OK;
 }
 
-static bool plain_is_there(const kvf_aux_t *aux, const struct entry *entry) {
+static bool plain_is_there(const kvf_auxdata_t *aux, const struct entry *entry) {
     (void)aux;
     return entry->n != UNSET;
 }
@@ -127,7 +127,7 @@ static const struct ops plain_ops = {
 
 /* The cached manager */
 
-static kvf_status_t cached_reserve(kvf_aux_t *aux, kvf_detail_t *detail) {
+static kvf_status_t cached_reserve(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     const kvf_mem_kind_t *memory = aux->config.memory;
     aux->packed = kvf_calloc(&aux->alloc, (size_t)aux->reserved_bytes, 1);
     if (aux->packed == NULL) {
@@ -138,13 +138,13 @@ static kvf_status_t cached_reserve(kvf_aux_t *aux, kvf_detail_t *detail) {
     return memory->alloc(memory, aux->reserved_bytes, &aux->mems[0], detail);
 }
 
-static kvf_mem_t *cached_mem_of(const kvf_aux_t *aux, const struct entry *entry) {
+static kvf_mem_t *cached_mem_of(const kvf_auxdata_t *aux, const struct entry *entry) {
     (void)entry;
     return &aux->mems[0];
 }
 
 /* There is always room: each key is packed once in a step, within what is reserved for it. */
-static kvf_status_t cached_put(kvf_aux_t *aux, struct entry *entry, const int32_t *data,
+static kvf_status_t cached_put(kvf_auxdata_t *aux, struct entry *entry, const int32_t *data,
                                uint64_t bytes, kvf_detail_t *detail) {
     (void)detail;
     entry->off = aux->packed_bytes;
@@ -155,7 +155,7 @@ static kvf_status_t cached_put(kvf_aux_t *aux, struct entry *entry, const int32_
     return KVF_OK;
 }
 
-static kvf_status_t cached_commit(kvf_aux_t *aux, kvf_detail_t *detail) {
+static kvf_status_t cached_commit(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     if (aux->packed_bytes > 0) {
         kvf_status_t status = aux->config.memory->write(
             &aux->mems[0], 0, aux->packed, aux->packed_bytes, aux->config.stream, detail);
@@ -167,7 +167,7 @@ static kvf_status_t cached_commit(kvf_aux_t *aux, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
-static bool cached_is_there(const kvf_aux_t *aux, const struct entry *entry) {
+static bool cached_is_there(const kvf_auxdata_t *aux, const struct entry *entry) {
     return entry->n != UNSET &&
            entry->off + (uint64_t)entry->n * sizeof(int32_t) <= aux->committed_bytes;
 }
@@ -213,7 +213,7 @@ kvf_status_t kvf_aux_limits_check(const kvf_aux_limits_t *limits, kvf_detail_t *
 }
 
 /* Number the entries and add up what they reserve. */
-static kvf_status_t lay_out(kvf_aux_t *aux, kvf_detail_t *detail) {
+static kvf_status_t lay_out(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     const kvf_aux_limits_t *limits = &aux->config.limits;
     for (unsigned a = 0; a < KVF_AUX_N_ARRAYS; a++) {
         uint32_t n =
@@ -231,12 +231,12 @@ static kvf_status_t lay_out(kvf_aux_t *aux, kvf_detail_t *detail) {
 }
 
 kvf_status_t kvf_aux_create(const kvf_aux_config_t *config, const kvf_alloc_t *alloc,
-                            kvf_aux_t **aux_p, kvf_detail_t *detail) {
+                            kvf_auxdata_t **aux_p, kvf_detail_t *detail) {
     kvf_status_t status = kvf_aux_limits_check(&config->limits, detail);
     if (status != KVF_OK) {
         return status;
     }
-    kvf_aux_t *aux = kvf_calloc(alloc, 1, sizeof(*aux));
+    kvf_auxdata_t *aux = kvf_calloc(alloc, 1, sizeof(*aux));
     if (aux == NULL) {
         goto err_memory;
     }
@@ -273,7 +273,7 @@ err_memory:
     return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for an aux manager");
 }
 
-void kvf_aux_destroy(kvf_aux_t *aux) {
+void kvf_aux_destroy(kvf_auxdata_t *aux) {
     if (aux == NULL) {
         return;
     }
@@ -290,11 +290,11 @@ void kvf_aux_destroy(kvf_aux_t *aux) {
     kvf_free(&alloc, aux);
 }
 
-uint64_t kvf_aux_reserved_bytes(const kvf_aux_t *aux) {
+uint64_t kvf_aux_reserved_bytes(const kvf_auxdata_t *aux) {
     return aux->reserved_bytes;
 }
 
-void kvf_aux_reset(kvf_aux_t *aux) {
+void kvf_aux_reset(kvf_auxdata_t *aux) {
     const size_t n_measures = (size_t)N_MEASURES * aux->n_sets * aux->config.limits.max_depth;
     for (uint32_t i = 0; i < aux->first[KVF_AUX_N_ARRAYS]; i++) {
         aux->entries[i].n = UNSET;
@@ -306,7 +306,7 @@ void kvf_aux_reset(kvf_aux_t *aux) {
     aux->committed_bytes = 0;
 }
 
-static kvf_status_t find(const kvf_aux_t *aux, kvf_aux_key_t key, struct entry **entry_p,
+static kvf_status_t find(const kvf_auxdata_t *aux, kvf_aux_key_t key, struct entry **entry_p,
                          kvf_detail_t *detail) {
     if ((unsigned)key.array >= KVF_AUX_N_ARRAYS) {
         return kvf_fail(detail, KVF_ERR_INVALID, "there is no aux array %u", (unsigned)key.array);
@@ -332,7 +332,7 @@ static kvf_status_t find(const kvf_aux_t *aux, kvf_aux_key_t key, struct entry *
     return KVF_OK;
 }
 
-static int64_t *measure_of(const kvf_aux_t *aux, enum measure measure, kvf_aux_key_t key) {
+static int64_t *measure_of(const kvf_auxdata_t *aux, enum measure measure, kvf_aux_key_t key) {
     uint32_t set = measure == PAGES ? key.set : 0;
     return &aux->measures[((size_t)measure * aux->n_sets + set) * aux->config.limits.max_depth +
                           key.depth];
@@ -350,7 +350,7 @@ static uint64_t measure_limit(const kvf_aux_limits_t *limits, enum measure measu
     }
 }
 
-static kvf_status_t check_length(const kvf_aux_t *aux, kvf_aux_key_t key, int64_t n,
+static kvf_status_t check_length(const kvf_auxdata_t *aux, kvf_aux_key_t key, int64_t n,
                                  kvf_detail_t *detail) {
     const struct rule *rule = &rules[key.array];
     const int64_t measure = *measure_of(aux, rule->measure, key);
@@ -384,7 +384,7 @@ static kvf_status_t check_length(const kvf_aux_t *aux, kvf_aux_key_t key, int64_
     return KVF_OK;
 }
 
-static kvf_status_t check_values(const kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data,
+static kvf_status_t check_values(const kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data,
                                  int64_t n, kvf_detail_t *detail) {
     const struct rule *rule = &rules[key.array];
     if (rule->shape == INDPTR) {
@@ -420,7 +420,7 @@ static kvf_status_t check_values(const kvf_aux_t *aux, kvf_aux_key_t key, const 
     return KVF_OK;
 }
 
-kvf_status_t kvf_aux_copy(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n,
+kvf_status_t kvf_aux_copy(kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n,
                           kvf_detail_t *detail) {
     struct entry *entry;
     kvf_status_t status = find(aux, key, &entry, detail);
@@ -453,11 +453,11 @@ kvf_status_t kvf_aux_copy(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data
     return KVF_OK;
 }
 
-kvf_status_t kvf_aux_commit(kvf_aux_t *aux, kvf_detail_t *detail) {
+kvf_status_t kvf_aux_commit(kvf_auxdata_t *aux, kvf_detail_t *detail) {
     return aux->ops->commit(aux, detail);
 }
 
-kvf_status_t kvf_aux_view(const kvf_aux_t *aux, kvf_aux_key_t key, kvf_aux_view_t *view_p,
+kvf_status_t kvf_aux_view(const kvf_auxdata_t *aux, kvf_aux_key_t key, kvf_aux_view_t *view_p,
                           kvf_detail_t *detail) {
     struct entry *entry;
     kvf_status_t status = find(aux, key, &entry, detail);

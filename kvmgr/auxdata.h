@@ -109,7 +109,7 @@ typedef struct kvf_aux_view {
     int64_t n;             /**< elements */
 } kvf_aux_view_t;
 
-typedef struct kvf_aux kvf_aux_t;
+typedef struct kvf_auxdata kvf_auxdata_t;
 
 /** @return The array's name in texts and in docs/placement.md; static storage. @thread any */
 const char *kvf_aux_array_name(kvf_aux_array_t array);
@@ -133,13 +133,13 @@ KVF_CHECK kvf_status_t kvf_aux_limits_check(const kvf_aux_limits_t *limits, kvf_
  * @thread one at a time, as all functions of a manager
  */
 KVF_CHECK kvf_status_t kvf_aux_create(const kvf_aux_config_t *config, const kvf_alloc_t *alloc,
-                                      kvf_aux_t **aux_p, kvf_detail_t *detail);
+                                      kvf_auxdata_t **aux_p, kvf_detail_t *detail);
 
 /** Give the storage back; no kernel may read it any more. NULL is allowed. */
-void kvf_aux_destroy(kvf_aux_t *aux);
+void kvf_aux_destroy(kvf_auxdata_t *aux);
 
 /** @return Bytes of device memory that are reserved. @cost O(1) */
-uint64_t kvf_aux_reserved_bytes(const kvf_aux_t *aux);
+uint64_t kvf_aux_reserved_bytes(const kvf_auxdata_t *aux);
 
 /**
  * Copy one array of the step. All is checked before anything is written: the key, the length
@@ -157,7 +157,7 @@ uint64_t kvf_aux_reserved_bytes(const kvf_aux_t *aux);
  *         or what the memory kind's write answers (plain)
  * @cost O(n), no allocation
  */
-KVF_CHECK kvf_status_t kvf_aux_copy(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data,
+KVF_CHECK kvf_status_t kvf_aux_copy(kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data,
                                     int64_t n, kvf_detail_t *detail);
 
 /**
@@ -168,10 +168,10 @@ KVF_CHECK kvf_status_t kvf_aux_copy(kvf_aux_t *aux, kvf_aux_key_t key, const int
  * @return KVF_OK, or what the memory kind's write answers (what was committed before stays so).
  * @cost O(packed bytes)
  */
-KVF_CHECK kvf_status_t kvf_aux_commit(kvf_aux_t *aux, kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_aux_commit(kvf_auxdata_t *aux, kvf_detail_t *detail);
 
 /** Open the next step: all layers have read the last one's arrays, and its views end. */
-void kvf_aux_reset(kvf_aux_t *aux);
+void kvf_aux_reset(kvf_auxdata_t *aux);
 
 /**
  * Where an array of the step is.
@@ -181,7 +181,7 @@ void kvf_aux_reset(kvf_aux_t *aux);
  *         packed and not yet committed).
  * @cost O(1)
  */
-KVF_CHECK kvf_status_t kvf_aux_view(const kvf_aux_t *aux, kvf_aux_key_t key, kvf_aux_view_t *view_p,
-                                    kvf_detail_t *detail);
+KVF_CHECK kvf_status_t kvf_aux_view(const kvf_auxdata_t *aux, kvf_aux_key_t key,
+                                    kvf_aux_view_t *view_p, kvf_detail_t *detail);
 
 #endif

@@ -208,7 +208,7 @@ static kvf_status_t check_case(struct setup *s, bool cached, bool in_device) {
     const kvf_layout_t layout = layout_of(s->n_groups, s->groups);
     kvf_auxbuild_t *build = open_build(&layout, s->limits);
     struct source from = {build, NULL};
-    kvf_aux_t *aux = NULL;
+    kvf_auxdata_t *aux = NULL;
     bool several;
     for (uint32_t r = 0; r < s->n_seqs; r++) {
         for (uint32_t g = 0; g < s->n_groups; g++) {

@@ -37,7 +37,7 @@ static inline kvf_auxbuild_t *open_build(const kvf_layout_t *layout, kvf_aux_lim
 /* Where a test reads an array of the step: the builder's host memory, or a manager's device. */
 struct source {
     const kvf_auxbuild_t *build;
-    const kvf_aux_t *aux;
+    const kvf_auxdata_t *aux;
 };
 
 static inline const int32_t *read_array(struct source from, kvf_aux_array_t array, uint32_t set,

@@ -120,7 +120,7 @@ static void run_vector(size_t i, bool cached) {
     const kvf_aux_config_t config = {cached ? KVF_AUX_CACHED : KVF_AUX_PLAIN, limits, &device_kind,
                                      NULL};
     kvf_auxbuild_t *build = open_build(&layout, limits);
-    kvf_aux_t *aux;
+    kvf_auxdata_t *aux;
     const kvf_table_t table = {vectors[i].slots, vectors[i].n_blocks};
     const kvf_aux_seq_t seq = {&table, vectors[i].n_tokens, 1, &vectors[i].prefix,
                                vectors[i].prefix != 0};
@@ -181,7 +181,7 @@ static void run_three_windows(kvf_aux_manager_t manager) {
     const kvf_layout_t layout = layout_of(4, three_windows);
     const kvf_aux_config_t config = {manager, {2, 16, 8, 2, 3, 0}, &device_kind, NULL};
     kvf_auxbuild_t *build = open_build(&layout, config.limits);
-    kvf_aux_t *aux;
+    kvf_auxdata_t *aux;
     kvf_table_t a[4], b[4];
     const int64_t shared[2] = {8, 4};
     for (uint32_t g = 0; g < 4; g++) {

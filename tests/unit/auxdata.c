@@ -11,16 +11,16 @@
 /* The managers of the vectors in docs/placement.md. */
 static const kvf_aux_limits_t vector_limits = {2, 128, 512, 2, 1, 0};
 
-static kvf_aux_t *open_aux(kvf_aux_manager_t manager, kvf_aux_limits_t limits) {
+static kvf_auxdata_t *open_aux(kvf_aux_manager_t manager, kvf_aux_limits_t limits) {
     const kvf_aux_config_t config = {manager, limits, &device_kind, &device};
-    kvf_aux_t *aux = NULL;
+    kvf_auxdata_t *aux = NULL;
     kvf_detail_t detail = {""};
     cr_assert_eq(kvf_aux_create(&config, kvf_alloc_default(), &aux, &detail), KVF_OK, "%s",
                  detail.text);
     return aux;
 }
 
-static void close_aux(kvf_aux_t *aux) {
+static void close_aux(kvf_auxdata_t *aux) {
     kvf_aux_destroy(aux);
     cr_assert_eq(device.live, 0);
     check_leaks();
@@ -30,23 +30,23 @@ static kvf_aux_key_t key_of(kvf_aux_array_t array, uint32_t set, uint32_t depth)
     return (kvf_aux_key_t){array, set, depth};
 }
 
-static void copy(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n) {
+static void copy(kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n) {
     kvf_detail_t detail = {""};
     cr_assert_eq(kvf_aux_copy(aux, key, data, n, &detail), KVF_OK, "%s", detail.text);
 }
 
-static void commit(kvf_aux_t *aux) {
+static void commit(kvf_auxdata_t *aux) {
     cr_assert_eq(kvf_aux_commit(aux, NULL), KVF_OK);
 }
 
-static kvf_aux_view_t view(const kvf_aux_t *aux, kvf_aux_key_t key) {
+static kvf_aux_view_t view(const kvf_auxdata_t *aux, kvf_aux_key_t key) {
     kvf_aux_view_t view;
     kvf_detail_t detail = {""};
     cr_assert_eq(kvf_aux_view(aux, key, &view, &detail), KVF_OK, "%s", detail.text);
     return view;
 }
 
-static void check(const kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *want, int64_t n) {
+static void check(const kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *want, int64_t n) {
     kvf_aux_view_t got = view(aux, key);
     cr_assert_eq(got.n, n, "%s set %u depth %u", kvf_aux_array_name(key.array), key.set, key.depth);
     cr_assert_arr_eq(device_read(&got), want, (size_t)n * sizeof(want[0]), "%s set %u depth %u",
@@ -66,7 +66,7 @@ static const struct vector vectors[2][2] = {
     {{{0, 4}, {20, 21, 22, 23}, {9, 0, 0}, {0}, 4}, {{0, 2}, {22, 23}, {9, 7, 0}, {39}, 2}},
 };
 
-static void copy_six(kvf_aux_t *aux, const struct vector *sets, uint32_t depth) {
+static void copy_six(kvf_auxdata_t *aux, const struct vector *sets, uint32_t depth) {
     for (uint32_t s = 0; s < 2; s++) {
         copy(aux, key_of(KVF_AUX_PAGE_INDPTR, s, depth), sets[s].indptr, 2);
         copy(aux, key_of(KVF_AUX_PAGE_INDICES, s, depth), sets[s].indices, sets[s].n_indices);
@@ -74,7 +74,7 @@ static void copy_six(kvf_aux_t *aux, const struct vector *sets, uint32_t depth) 
     }
 }
 
-static void check_six(const kvf_aux_t *aux, const struct vector *sets, uint32_t depth) {
+static void check_six(const kvf_auxdata_t *aux, const struct vector *sets, uint32_t depth) {
     for (uint32_t s = 0; s < 2; s++) {
         check(aux, key_of(KVF_AUX_PAGE_INDPTR, s, depth), sets[s].indptr, 2);
         check(aux, key_of(KVF_AUX_PAGE_INDICES, s, depth), sets[s].indices, sets[s].n_indices);
@@ -83,7 +83,7 @@ static void check_six(const kvf_aux_t *aux, const struct vector *sets, uint32_t 
 }
 
 static void run_vectors(kvf_aux_manager_t manager) {
-    kvf_aux_t *aux = open_aux(manager, vector_limits);
+    kvf_auxdata_t *aux = open_aux(manager, vector_limits);
     for (int step = 0; step < 2; step++) {
         kvf_aux_reset(aux);
         for (uint32_t depth = 0; depth < 2; depth++) {
@@ -114,7 +114,7 @@ Test(auxdata, cached_holds_the_vectors) {
 }
 
 Test(auxdata, cached_packs_and_commits_as_the_vector_says) {
-    kvf_aux_t *aux = open_aux(KVF_AUX_CACHED, vector_limits);
+    kvf_auxdata_t *aux = open_aux(KVF_AUX_CACHED, vector_limits);
     static const kvf_aux_array_t three[3] = {KVF_AUX_PAGE_INDPTR, KVF_AUX_PAGE_INDICES,
                                              KVF_AUX_LENGTH_INFO};
     cr_assert_eq(device.allocs, 1);
@@ -238,7 +238,7 @@ static uint32_t all_keys(const kvf_aux_limits_t *limits, kvf_aux_key_t *keys) {
 /* Two steps of everything, read when all is copied; commits in between must not matter. */
 static void run_every_array(kvf_aux_manager_t manager, uint32_t commit_every) {
     const kvf_aux_limits_t limits = {3, 6, 8, 3, 3, 4};
-    kvf_aux_t *aux = open_aux(manager, limits);
+    kvf_auxdata_t *aux = open_aux(manager, limits);
     kvf_aux_key_t keys[128];
     const uint32_t n_keys = all_keys(&limits, keys);
     int32_t data[16];
@@ -308,7 +308,7 @@ Test(auxdata, storage_in_proportion) {
     for (int i = 0; i < N_OF(rows); i++) {
         for (int manager = KVF_AUX_PLAIN; manager <= KVF_AUX_CACHED; manager++) {
             device.allocs = 0;
-            kvf_aux_t *aux = open_aux((kvf_aux_manager_t)manager, rows[i].limits);
+            kvf_auxdata_t *aux = open_aux((kvf_aux_manager_t)manager, rows[i].limits);
             cr_assert_eq(kvf_aux_reserved_bytes(aux), rows[i].bytes, "row %d: %llu", i,
                          (unsigned long long)kvf_aux_reserved_bytes(aux));
             cr_assert_eq(device.live_bytes, rows[i].bytes);
@@ -336,7 +336,7 @@ Test(auxdata, limits_are_checked) {
     };
     for (int i = 0; i < N_OF(rows); i++) {
         const kvf_aux_config_t config = {KVF_AUX_CACHED, rows[i].limits, &device_kind, NULL};
-        kvf_aux_t *aux = (kvf_aux_t *)&device;
+        kvf_auxdata_t *aux = (kvf_auxdata_t *)&device;
         kvf_detail_t detail = {""};
         cr_assert_eq(kvf_aux_create(&config, kvf_alloc_default(), &aux, &detail), KVF_ERR_INVALID,
                      "row %d", i);
@@ -352,7 +352,7 @@ Test(auxdata, limits_are_checked) {
 
 static void run_on_host(kvf_aux_manager_t manager) {
     const kvf_aux_config_t config = {manager, vector_limits, kvf_mem_host(), NULL};
-    kvf_aux_t *aux;
+    kvf_auxdata_t *aux;
     cr_assert_eq(kvf_aux_create(&config, kvf_alloc_default(), &aux, NULL), KVF_OK);
     copy_six(aux, vectors[0], 1);
     commit(aux);
@@ -378,7 +378,7 @@ Test(auxdata, cached_on_host_memory) {
 static const int32_t zeros[600], indptr_1[] = {0, 1, 1};
 
 /* A copy that fails, and writes nothing. */
-static void refuse(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n,
+static void refuse(kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n,
                    kvf_status_t want, const char *word) {
     const uint64_t writes = device.writes;
     kvf_detail_t detail = {""};
@@ -392,7 +392,7 @@ static void refuse(kvf_aux_t *aux, kvf_aux_key_t key, const int32_t *data, int64
 
 static void run_refusals(kvf_aux_manager_t manager) {
     const kvf_aux_limits_t limits = {2, 4, 5, 2, 1, 2};
-    kvf_aux_t *aux = open_aux(manager, limits);
+    kvf_auxdata_t *aux = open_aux(manager, limits);
     const kvf_aux_key_t qo = {KVF_AUX_QO_INDPTR, 0, 1}, indptr = {KVF_AUX_PAGE_INDPTR, 1, 1};
     const kvf_aux_key_t indices = {KVF_AUX_PAGE_INDICES, 1, 1};
     static const int32_t no_zero[] = {1, 1, 2}, falls[] = {0, 2, 1}, beyond[] = {0, 2, 5};
@@ -494,7 +494,7 @@ Test(auxdata, cached_checks_before_it_writes) {
 }
 
 static void run_without(kvf_aux_manager_t manager) {
-    kvf_aux_t *aux = open_aux(manager, (kvf_aux_limits_t){2, 128, 512, 2, 0, 0});
+    kvf_auxdata_t *aux = open_aux(manager, (kvf_aux_limits_t){2, 128, 512, 2, 0, 0});
     static const kvf_aux_array_t sliding[] = {KVF_AUX_PAGE_INDPTR, KVF_AUX_PAGE_INDICES,
                                               KVF_AUX_LENGTH_INFO, KVF_AUX_K_ROPE_POS_OFFSET};
     copy(aux, key_of(KVF_AUX_PAGE_INDPTR, 0, 0), indptr_1, 3);
@@ -517,7 +517,7 @@ Test(auxdata, cached_has_no_storage_that_was_not_asked_for) {
 }
 
 Test(auxdata, a_packed_array_has_no_view_before_its_commit) {
-    kvf_aux_t *aux = open_aux(KVF_AUX_CACHED, vector_limits);
+    kvf_auxdata_t *aux = open_aux(KVF_AUX_CACHED, vector_limits);
     const kvf_aux_key_t first = {KVF_AUX_PAGE_INDPTR, 0, 0}, empty = {KVF_AUX_PAGE_INDICES, 0, 0};
     kvf_aux_view_t got;
     kvf_detail_t detail;
@@ -535,7 +535,7 @@ Test(auxdata, a_packed_array_has_no_view_before_its_commit) {
 /* Failures */
 
 static void run_failing_writes(kvf_aux_manager_t manager) {
-    kvf_aux_t *aux = open_aux(manager, vector_limits);
+    kvf_auxdata_t *aux = open_aux(manager, vector_limits);
     const kvf_aux_key_t indptr = {KVF_AUX_PAGE_INDPTR, 0, 0}, qo = {KVF_AUX_QO_INDPTR, 0, 0};
     kvf_aux_view_t got;
     device.fail_write = 1;
@@ -574,7 +574,7 @@ static uint64_t run_failing_allocs(kvf_aux_manager_t manager, bool on_device) {
     const kvf_aux_config_t config = {manager, {2, 8, 8, 2, 2, 2}, &device_kind, NULL};
     for (uint64_t n = 1;; n++) {
         kvf_alloc_fail_t alloc;
-        kvf_aux_t *aux = NULL;
+        kvf_auxdata_t *aux = NULL;
         kvf_detail_t detail = {""};
         kvf_alloc_fail_init(&alloc, on_device ? 0 : n);
         device.allocs = 0;

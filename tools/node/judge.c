@@ -120,7 +120,7 @@ void kvf_judge_rewind(const kvf_judge_step_t *step) {
 
 /* Fill a manager with the step's arrays. */
 static kvf_status_t make_aux(const kvf_judge_step_t *step, const kvf_aux_limits_t *limits,
-                             const kvf_alloc_t *alloc, kvf_aux_t *aux, kvf_detail_t *detail) {
+                             const kvf_alloc_t *alloc, kvf_auxdata_t *aux, kvf_detail_t *detail) {
     const kvf_aux_seq_t seq = {
         .tables = step->tables, .n_tokens = step->prompt_tokens + 1, .n_query_tokens = 1};
     kvf_auxbuild_t *build;
@@ -140,8 +140,8 @@ static kvf_status_t make_aux(const kvf_judge_step_t *step, const kvf_aux_limits_
 }
 
 /* The arrays of one group. */
-static kvf_status_t view_depths(const kvf_aux_t *aux, uint32_t set, kvf_attention_depth_t *depths,
-                                kvf_detail_t *detail) {
+static kvf_status_t view_depths(const kvf_auxdata_t *aux, uint32_t set,
+                                kvf_attention_depth_t *depths, kvf_detail_t *detail) {
     static const kvf_aux_array_t arrays[] = {KVF_AUX_PAGE_INDPTR, KVF_AUX_PAGE_INDICES,
                                              KVF_AUX_LENGTH_INFO, KVF_AUX_K_ROPE_POS_OFFSET};
     enum { N_ARRAYS = sizeof(arrays) / sizeof(arrays[0]) };
@@ -160,7 +160,7 @@ static kvf_status_t view_depths(const kvf_aux_t *aux, uint32_t set, kvf_attentio
     return KVF_OK;
 }
 
-static kvf_status_t attend_group(const kvf_judge_step_t *step, uint32_t g, const kvf_aux_t *aux,
+static kvf_status_t attend_group(const kvf_judge_step_t *step, uint32_t g, const kvf_auxdata_t *aux,
                                  float *q, float *got, kvf_detail_t *detail) {
     const kvf_layer_group_t *group = &step->layout->groups[g];
     kvf_attention_depth_t depths[N_DEPTHS];
@@ -228,7 +228,7 @@ kvf_status_t kvf_judge_attend(const kvf_judge_step_t *step, const kvf_alloc_t *a
     kvf_aux_config_t config = {.manager = step->cached_aux ? KVF_AUX_CACHED : KVF_AUX_PLAIN,
                                .memory = kvf_mem_host()};
     size_t q_floats = 0;
-    kvf_aux_t *aux;
+    kvf_auxdata_t *aux;
     kvf_status_t status = needs(step, &config.limits, &q_floats, detail);
     if (status == KVF_OK) {
         status = append(step, detail);
