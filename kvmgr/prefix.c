@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #define NONE (-1)
+#define EVICT_BATCH 256
 
 /* What is known of a page. Lists run through the pages themselves, so nothing allocates later. */
 struct page {
@@ -149,20 +150,30 @@ static void index_remove(struct group *group, int32_t slot) {
     page->indexed = false;
 }
 
-/* Evict up to n pages, the least recently used first. */
+/* Evict up to n pages, the least recently used first, many with a call of the store. */
 static int64_t evict(kvf_prefix_t *prefix, uint32_t group_idx, int64_t n) {
     struct group *group = &prefix->groups[group_idx];
     int64_t evicted = 0;
-    for (int64_t left = group->n_unused; left > 0 && evicted < n; left--) {
-        int32_t slot = group->oldest;
-        bool gone = prefix->store.evict(prefix->store.ctx, group_idx, slot) == KVF_OK;
-        remove_unused(group, slot);
-        if (gone) {
-            index_remove(group, slot);
-            group->n_used--;
-            evicted++;
-        } else {
-            append_unused(group, slot); /* a transfer is a use */
+    for (int64_t left = group->n_unused; left > 0 && evicted < n;) {
+        int32_t slots[EVICT_BATCH];
+        int64_t wanted = n - evicted < left ? n - evicted : left, n_slots = 0, gone;
+        wanted = wanted < EVICT_BATCH ? wanted : EVICT_BATCH;
+        for (int32_t slot = group->oldest; n_slots < wanted; slot = group->pages[slot].newer) {
+            slots[n_slots++] = slot;
+        }
+        kvf_status_t status =
+            prefix->store.evict(prefix->store.ctx, group_idx, n_slots, slots, &gone);
+        for (int64_t i = 0; i < gone; i++) {
+            remove_unused(group, slots[i]);
+            index_remove(group, slots[i]);
+        }
+        group->n_used -= gone;
+        evicted += gone;
+        left -= gone;
+        if (status != KVF_OK) {
+            remove_unused(group, slots[gone]);
+            append_unused(group, slots[gone]); /* a transfer is a use */
+            left--;
         }
     }
     return evicted;
@@ -279,7 +290,8 @@ bool kvf_prefix_take_back(kvf_prefix_t *prefix, uint32_t group_idx, int32_t slot
         return false;
     }
     if (page->indexed) {
-        if (prefix->store.evict(prefix->store.ctx, group_idx, slot) != KVF_OK) {
+        int64_t n;
+        if (prefix->store.evict(prefix->store.ctx, group_idx, 1, &slot, &n) != KVF_OK) {
             return false;
         }
         index_remove(group, slot);

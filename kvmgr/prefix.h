@@ -63,7 +63,7 @@ void kvf_prefix_destroy(kvf_prefix_t *prefix);
  * @param[out] slots  Room for n; untouched on error.
  * @return KVF_OK; KVF_ERR_AGAIN (too few now); KVF_ERR_TOO_LARGE (too few in all).
  * @cost O(n) amortised, and what is under transfer in the index is looked at; up to three calls of
- * the store and one for each evicted page
+ * the store, one for each 256 evicted pages, and one for each page of those that is under transfer
  */
 KVF_CHECK kvf_status_t kvf_prefix_acquire(kvf_prefix_t *prefix, uint32_t group_idx, int64_t n,
                                           int32_t *slots);

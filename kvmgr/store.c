@@ -27,9 +27,17 @@ static void release(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slo
     }
 }
 
-static kvf_status_t evict(void *ctx, uint32_t group_idx, int32_t slot) {
+static kvf_status_t evict(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots,
+                          int64_t *n_evicted_p) {
     kvf_pages_t **pages = ctx;
-    return kvf_pages_evict(pages[group_idx], slot);
+    kvf_status_t status = KVF_OK;
+    int64_t i = 0;
+    while (i < n && status == KVF_OK) {
+        status = slots[i] == -1 ? KVF_OK : kvf_pages_evict(pages[group_idx], slots[i]);
+        i += status == KVF_OK;
+    }
+    *n_evicted_p = i;
+    return status;
 }
 
 static kvf_status_t cache(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots) {

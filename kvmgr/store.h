@@ -11,7 +11,8 @@
 
 #include "kvmgr/pages.h"
 
-/** A row. Entries of -1 in a list of slots are skipped; a call does all of its pages or none. */
+/** A row. Entries of -1 in a list of slots are skipped; a call does all of its pages or none,
+ * unless it says something else. */
 typedef struct kvf_store {
     void *ctx; /**< borrowed */
     /** Take n free pages for a sequence. @param[out] slots  Room for n; untouched on error.
@@ -25,9 +26,11 @@ typedef struct kvf_store {
     /** The prefix index holds pages that a sequence holds, and that it did not hold before.
      *  @return KVF_OK; KVF_ERR_BUSY (one is written or in doubt). */
     kvf_status_t (*cache)(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots);
-    /** The prefix index lets a page go.
-     *  @return KVF_OK; KVF_ERR_BUSY (under transfer: it still holds it). */
-    kvf_status_t (*evict)(void *ctx, uint32_t group_idx, int32_t slot);
+    /** The prefix index lets pages go, one after the other, up to the first under transfer.
+     *  @param[out] n_evicted_p  How many went; written in any case.
+     *  @return KVF_OK (all); KVF_ERR_BUSY (it still holds that one, and those behind it). */
+    kvf_status_t (*evict)(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots,
+                          int64_t *n_evicted_p);
 } kvf_store_t;
 
 /**

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public functions of pools: memory, and the records of its pages on the agent's thread. */
 #include "kvmgr/base/size.h"
+#include "kvmgr/store.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/mem/mem.h"
 
@@ -140,9 +141,18 @@ kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots) {
     return c.status;
 }
 
-kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int32_t slot) {
-    pool_call_t c = {.pool = pool, .n = 1, .slots = &slot, .each = kvf_pages_evict};
-    call(pool->agent, call_each, &c);
+/* Up to the first that does not go. */
+static void call_evict(void *arg) {
+    pool_call_t *c = arg;
+    kvf_store_t store = kvf_store_over_pages(&c->pool->pages);
+    c->status = store.evict(store.ctx, 0, c->n, c->slots, &c->n);
+}
+
+kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int64_t n, const int32_t *slots,
+                            int64_t *n_evicted_p) {
+    pool_call_t c = {.pool = pool, .n = n, .slots = slots};
+    call(pool->agent, call_evict, &c);
+    *n_evicted_p = c.n;
     return c.status;
 }
 

@@ -231,12 +231,16 @@ KVF_API KVF_CHECK kvf_status_t kvf_pool_hold(kvf_pool_t *pool, int64_t n, const 
 KVF_API kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots);
 
 /**
- * The prefix index lets a page go. It is free if that was its last use.
+ * The prefix index lets pages go, one after the other, up to the first that it cannot let go. A
+ * page is free if that was its last use.
  *
- * @return KVF_OK; KVF_ERR_RANGE; KVF_ERR_INVALID (the index does not have it); KVF_ERR_BUSY (under
- * transfer: the index still has it; evict another).
+ * @param slots             n slots; -1 entries are skipped.
+ * @param[out] n_evicted_p  How many of them went; written in any case.
+ * @return KVF_OK (all). Or of slots[*n_evicted_p]: KVF_ERR_RANGE; KVF_ERR_INVALID (the index does
+ * not have it); KVF_ERR_BUSY (under transfer: the index still has it; evict others).
  */
-KVF_API kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int32_t slot);
+KVF_API kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int64_t n, const int32_t *slots,
+                                    int64_t *n_evicted_p);
 
 /** Pages of a pool by label; the labels add up to n_pages. */
 typedef struct kvf_pool_info {

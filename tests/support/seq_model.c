@@ -62,9 +62,11 @@ static kvf_status_t see_cache(void *ctx, uint32_t g, int64_t n, const int32_t *s
     return status;
 }
 
-static kvf_status_t see_evict(void *ctx, uint32_t g, int32_t slot) {
+static kvf_status_t see_evict_one(void *ctx, uint32_t g, int32_t slot) {
     struct page *page = &m.memory[g][slot];
-    kvf_status_t status = kvf_store_over_pages(ctx).evict(ctx, g, slot);
+    int64_t n;
+    kvf_status_t status = kvf_store_over_pages(ctx).evict(ctx, g, 1, &slot, &n);
+    cr_assert_eq(n, status == KVF_OK);
     cr_assert(page->indexed && status == (model_in_transfer(g, slot) ? KVF_ERR_BUSY : KVF_OK));
     if (model_holders(g, slot) > 0) {
         cr_assert(m.binding != NULL && model_holders(g, slot) == 1, "a page in use was evicted");
@@ -80,6 +82,18 @@ static kvf_status_t see_evict(void *ctx, uint32_t g, int32_t slot) {
         m.tally.spared += status != KVF_OK;
     }
     page->indexed = page->indexed && status != KVF_OK;
+    return status;
+}
+
+static kvf_status_t see_evict(void *ctx, uint32_t g, int64_t n, const int32_t *slots,
+                              int64_t *n_evicted_p) {
+    kvf_status_t status = KVF_OK;
+    int64_t i = 0;
+    while (i < n && status == KVF_OK) {
+        status = see_evict_one(ctx, g, slots[i]);
+        i += status == KVF_OK;
+    }
+    *n_evicted_p = i;
     return status;
 }
 

@@ -60,13 +60,18 @@ static void share_pages(void) {
     expect_pages(0, 3, 5);
     cr_expect_eq(kvf_pool_acquire(pool, 6, more), KVF_ERR_AGAIN);
     cr_expect_eq(kvf_pool_hold(pool, 1, &slots[1]), KVF_OK);
-    cr_expect_eq(kvf_pool_evict(pool, slots[0]), KVF_OK);
-    cr_expect_eq(kvf_pool_evict(pool, slots[0]), KVF_ERR_INVALID);
-    cr_expect_eq(kvf_pool_evict(pool, slots[1]), KVF_OK);
+    int64_t n;
+    cr_expect_eq(kvf_pool_evict(pool, 1, slots, &n), KVF_OK);
+    cr_expect_eq(n, 1);
+    cr_expect_eq(kvf_pool_evict(pool, 1, slots, &n), KVF_ERR_INVALID);
+    cr_expect_eq(n, 0);
+    cr_expect_eq(kvf_pool_evict(pool, 4, (int32_t[]){-1, slots[1], slots[0], slots[2]}, &n),
+                 KVF_ERR_INVALID);
+    cr_expect_eq(n, 2, "what is behind one that does not go stays");
     expect_pages(1, 1, 6);
     cr_expect_eq(kvf_pool_release(pool, 1, &slots[1]), KVF_OK);
-    cr_expect_eq(kvf_pool_evict(pool, slots[2]), KVF_OK);
-    cr_expect_eq(kvf_pool_evict(pool, 8), KVF_ERR_RANGE);
+    cr_expect_eq(kvf_pool_evict(pool, 2, (int32_t[]){slots[2], 8}, &n), KVF_ERR_RANGE);
+    cr_expect_eq(n, 1);
     expect_pages(0, 0, 8);
 }
 

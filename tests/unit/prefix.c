@@ -34,10 +34,11 @@ static kvf_status_t counted_cache(void *ctx, uint32_t g, int64_t n, const int32_
     return store.cache(ctx, g, n, slots);
 }
 
-static kvf_status_t counted_evict(void *ctx, uint32_t g, int32_t slot) {
+static kvf_status_t counted_evict(void *ctx, uint32_t g, int64_t n, const int32_t *slots,
+                                  int64_t *n_evicted_p) {
     kvf_store_t store = kvf_store_over_pages(ctx);
     n_calls++;
-    return store.evict(ctx, g, slot);
+    return store.evict(ctx, g, n, slots, n_evicted_p);
 }
 
 static const kvf_store_t counted = {pages,           counted_acquire, counted_hold,
@@ -209,6 +210,37 @@ Test(prefix, nothing_is_evicted_in_vain) {
     cr_assert_eq(n_calls, 2);
     kvf_prefix_release(prefix, 0, 2, got);
     kvf_prefix_release(prefix, 0, 2, b);
+    end();
+}
+
+/* Many pages go with few calls, and those under transfer cost one each and stay. */
+Test(prefix, many_are_evicted_at_once) {
+    enum { N = 1000 };
+    static int32_t slots[N], got[N];
+    static kvf_prefix_key_t keys[N];
+    start(N, 1);
+    for (int i = 0; i < N; i++) {
+        keys[i] = key(i);
+    }
+    cr_assert_eq(kvf_prefix_acquire(prefix, 0, N, slots), KVF_OK);
+    cr_assert_eq(kvf_prefix_publish(prefix, 0, N, keys, slots), KVF_OK);
+    kvf_prefix_release(prefix, 0, N, slots);
+    /* The end of a list is the oldest: places 999 down to 301 go but for three of them. */
+    static const int read[] = {999, 700, 302};
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(kvf_pages_read_begin(pages[0], slots[read[i]]), KVF_OK);
+    }
+    n_calls = 0;
+    cr_assert_eq(kvf_prefix_acquire(prefix, 0, 696, got), KVF_OK);
+    cr_assert_leq(n_calls, 1 + 3 + 3);
+    for (int i = 0; i < N; i++) {
+        bool stays = i <= 300 || i == 999 || i == 700 || i == 302;
+        cr_assert_eq(kvf_prefix_find(prefix, 0, keys[i]), stays ? slots[i] : -1, "place %d", i);
+    }
+    for (int i = 0; i < 3; i++) {
+        kvf_pages_read_end(pages[0], slots[read[i]]);
+    }
+    kvf_prefix_release(prefix, 0, 696, got);
     end();
 }
 

@@ -41,9 +41,10 @@ static kvf_status_t store_cache(void *ctx, uint32_t group_idx, int64_t n, const 
     return kvf_pool_cache(pools->pools[group_idx], n, slots);
 }
 
-static kvf_status_t store_evict(void *ctx, uint32_t group_idx, int32_t slot) {
+static kvf_status_t store_evict(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots,
+                                int64_t *n_evicted_p) {
     const kvf_pools_t *pools = ctx;
-    return kvf_pool_evict(pools->pools[group_idx], slot);
+    return kvf_pool_evict(pools->pools[group_idx], n, slots, n_evicted_p);
 }
 
 /* ---- the manager ---- */
