@@ -187,7 +187,7 @@ Test(synthetic, rows_are_those_of_pages) {
 Test(synthetic, a_generated_token_comes_and_goes_alone) {
     for (size_t i = 0; i < N_GROUPS; i++) {
         const kvf_layer_group_t *g = &groups[i];
-        int64_t t = g->tokens_per_block, prompt = 3 * t - 3, at = prompt + 1;
+        int64_t t = g->tokens_per_block, prompt = 3 * t - 3, at = prompt + (int64_t)(i % 2);
         uint8_t *page = filled(g, &content, prompt, 2), *want = filled(g, &content, prompt, 2);
         int32_t number = kvf_synthetic_token(&content, prompt, at);
         kvf_synthetic_append(g, &content, prompt, at, page);
