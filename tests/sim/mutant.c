@@ -8,10 +8,9 @@
 
 kvf_mutant_t kvf_mutant;
 
-static const char *const names[] = {
-    "none",
+static const char *const names[] = {"none",
 #define MUTANT_NAME(name, text) #name,
-    KVF_MUTANT_MAP(MUTANT_NAME)
+                                    KVF_MUTANT_MAP(MUTANT_NAME)
 #undef MUTANT_NAME
 };
 

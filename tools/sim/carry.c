@@ -140,16 +140,38 @@ kvf_status_t carry_post(void *ctx, kvf_window_t *window) {
 
 /* ---- events ---- */
 
+/* A chunk that looks like another one, of somebody who does not know the key, or of a sender that
+ * takes another page, or one of earlier. */
+static void forge(kvf_world_t *world, const packet_t *packet) {
+    packet_t *forged = arena_take(&world->arena, sizeof(*forged) + packet->chunk.bytes);
+    kvf_chunk_t *chunk = &forged->chunk;
+    *forged = *packet;
+    forged->forged = true;
+    switch (kvf_dice_below(&world->dice, 10)) { /* most keep the transfer alive */
+    case 0:
+        chunk->generation -= kvf_dice_between(&world->dice, 1, 2);
+        break;
+    case 1:
+        chunk->slot += chunk->slot > 0 ? -1 : 1;
+        break;
+    default:
+        chunk->grant_key ^= kvf_dice_next(&world->dice) | 1;
+        break;
+    }
+    push_packet(world, forged, EVENT_LAND, packet->to, packet->to_life,
+                kvf_dice_delay(&world->dice, 200, 50000));
+}
+
 /* The bytes are read now, and are on their way. A piece is hashed when its first byte leaves, as a
  * real mover does. */
 static void leave(kvf_world_t *world, const event_t *event) {
     packet_t *packet = event->ptr;
     job_t *job = packet->job;
     node_t *node = &world->nodes[packet->from];
-    uint64_t off = packet->chunk.offset - packet->piece->offset;
     if (node->core == NULL || node->life != event->life) {
         return; /* died before */
     }
+    uint64_t off = packet->chunk.offset - packet->piece->offset;
     job->n_waiting--;
     if (job->status == KVF_OK) {
         if (off == 0) {
@@ -173,6 +195,9 @@ static void leave(kvf_world_t *world, const event_t *event) {
                              : kvf_dice_delay(&world->dice, 200, 50000));
         }
     }
+    if (!one_sided(world) && node_hit(node, KVF_FAULT_FORGE)) {
+        forge(world, packet);
+    }
     report_if_done(world, job);
 }
 
@@ -191,7 +216,7 @@ static void store(kvf_world_t *world, const event_t *event) {
 
 static void land(node_t *node, const packet_t *packet) {
     kvf_world_t *world = node->world;
-    packet->job->n_flying--;
+    packet->job->n_flying -= !packet->forged;
     if (kvf_core_grant_check(node->core, &packet->chunk) == KVF_OK) {
         hold_check_landing(node, packet);
         memcpy(node_page(node, packet->chunk.group_idx, packet->chunk.slot) + packet->chunk.offset,

@@ -139,6 +139,14 @@ void engine_probe(kvf_world_t *world) {
 
 static void opened(op_t *op, node_t *node) {
     kvf_world_t *world = op->world;
+    for (const op_t *other = world->ops; other != NULL; other = other->next) {
+        if (other->is_send == op->is_send && !other->ended && !other->lost &&
+            other->node == op->node && strcmp(other->request->id, op->request->id) == 0 &&
+            !kvf_core_has_events(node->core)) {
+            world_fail(world, "%s has two live %s of request %s", node->name,
+                       op->is_send ? "sends" : "receives", op->request->id);
+        }
+    }
     op->opened = true;
     hold_known(op);
     op->paused_us = node->paused_us;

@@ -106,6 +106,7 @@ void fault_begin(kvf_world_t *world, kvf_fault_t fault, uint64_t seed) {
     case KVF_FAULT_SLOW:
     case KVF_FAULT_LOSE:
     case KVF_FAULT_REPEAT:
+    case KVF_FAULT_FORGE:
     case KVF_FAULT_FLIP_DATA:
     case KVF_FAULT_FLIP_WORDS:
         node->until_us[fault] = end_us;

@@ -53,7 +53,9 @@ static bool take_one(op_t *op, uint32_t group_idx, int64_t ordinal) {
         return false;
     }
     owned_page_t *page = &node->owned[group_idx][slot];
-    if (page->owner != NULL && !page->poisoned) {
+    /* What was given back early may be free a moment before the released event is delivered. */
+    bool leaving = page->owner != NULL && !page->owner->holds && kvf_core_has_events(node->core);
+    if (page->owner != NULL && !page->poisoned && !leaving) {
         world_fail(op->world, "%s, group %s: slot %d is handed out to request %s and belongs to %s",
                    node->name, op->world->layout.groups[group_idx].name, slot, op->request->id,
                    page->owner->request->id);
@@ -188,7 +190,11 @@ void hold_check_landing(node_t *node, const packet_t *packet) {
         return;
     }
     const owned_page_t *page = &node->owned[chunk->group_idx][chunk->slot];
-    const op_t *op = page->owner;
+    op_t *op = page->owner;
+    if (packet->forged) {
+        world_fail(world, "%s takes a forged chunk of transfer %u in", node->name,
+                   (unsigned)chunk->transfer.counter);
+    }
     if (op == NULL || op->is_send || op->id != chunk->transfer.counter ||
         chunk->ordinal >= op->n_blocks[chunk->group_idx] ||
         op->slots[chunk->group_idx][chunk->ordinal] != chunk->slot ||
@@ -200,5 +206,7 @@ void hold_check_landing(node_t *node, const packet_t *packet) {
             node->name, (unsigned)chunk->transfer.counter,
             world->layout.groups[chunk->group_idx].name, (int)chunk->ordinal, chunk->slot,
             op == NULL ? "is nobody's" : "is another's, or was released");
+        return;
     }
+    op->landed_bytes += chunk->bytes;
 }

@@ -35,6 +35,7 @@ static const kvf_scenario_t scenarios[] = {
      .weights = {[KVF_FAULT_LOSE] = 3,
                  [KVF_FAULT_REPEAT] = 2,
                  [KVF_FAULT_FLIP_DATA] = 2,
+                 [KVF_FAULT_FORGE] = 2,
                  [KVF_FAULT_SLOW] = 1,
                  [KVF_FAULT_BREAK] = 1}},
     {.name = "flips",
@@ -54,10 +55,14 @@ static const kvf_scenario_t scenarios[] = {
                  [KVF_FAULT_LOSE] = 1,
                  [KVF_FAULT_POST] = 1,
                  [KVF_FAULT_MEMORY] = 1}},
+    {.name = "proofs",
+     .help = "the same mover without faults: every proof comes, so no page is poisoned",
+     .one_sided = true,
+     .ends = true},
     {.name = "storm",
      .help = "everything at once",
      .ends = true,
-     .weights = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+     .weights = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
 };
 
 #define N_SCENARIOS (sizeof(scenarios) / sizeof(scenarios[0]))

@@ -25,6 +25,7 @@
     X(SLOW, "slow")           /* copies and digests take seconds */                                \
     X(LOSE, "lose")           /* windows are reported done although bytes never arrive */          \
     X(REPEAT, "repeat")       /* chunks arrive twice */                                            \
+    X(FORGE, "forge")         /* somebody sends chunks of another transfer, or to other pages */   \
     X(FLIP_DATA, "flip_data") /* a bit of a chunk changes on its way */                            \
     X(FLIP_WORDS, "flip_words") /* a bit of a control frame changes on its way */
 

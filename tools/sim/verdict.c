@@ -14,15 +14,19 @@ static void refuse(op_t *op, const char *what) {
                op->is_send ? "send" : "receive", op->request->id, (unsigned)op->request->tag, what);
 }
 
-/* Nothing happened that could have kept it from success. */
-static bool must_succeed(const op_t *op) {
-    const kvf_world_t *world = op->world;
-    const request_t *request = op->request;
+/* Whether no fault has been so far. */
+static bool unharmed(const kvf_world_t *world) {
     uint64_t faults = 0;
     for (int fault = 0; fault < KVF_FAULTS; fault++) {
         faults += world->outcome->faults[fault];
     }
-    return request->clean && (request->probe || faults == 0) && !request->send.given_up &&
+    return faults == 0;
+}
+
+/* Nothing happened that could have kept it from success. */
+static bool must_succeed(const op_t *op) {
+    const request_t *request = op->request;
+    return request->clean && (request->probe || unharmed(op->world)) && !request->send.given_up &&
            !request->recvs[0].given_up;
 }
 
@@ -43,6 +47,9 @@ static void check_received(op_t *op, const kvf_event_t *event) {
     hold_check(op, "at its result");
     if (event->pages != pages || event->bytes != bytes || event->n_missing != holes) {
         refuse(op, "it counts other pages, bytes or holes than there are");
+    }
+    if (op->landed_bytes != bytes) {
+        refuse(op, "other bytes were written to its pages than it wanted");
     }
     if (world->words_flipped) {
         return; /* nothing protects words of a control frame */
@@ -114,6 +121,9 @@ static void on_released(op_t *op, const kvf_event_t *event) {
     op->released = true;
     if (event->n_poisoned > 0 && (op->is_send || !world->script->scenario->one_sided)) {
         refuse(op, "it lists poisoned pages, when its handler makes the copies");
+    }
+    if (event->n_poisoned > 0 && unharmed(world)) {
+        refuse(op, "it lists poisoned pages, when nothing kept the proof from coming");
     }
     for (size_t i = 0; i < event->n_poisoned; i++) {
         const kvf_page_ref_t *ref = &event->poisoned[i];

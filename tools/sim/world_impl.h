@@ -104,7 +104,7 @@ typedef struct packet {
     uint32_t from, to, to_life;
     job_t *job;
     kvf_piece_t *piece;
-    bool doomed; /**< the path ended before it left */
+    bool forged; /**< it must not be written */
     uint8_t data[];
 } packet_t;
 
@@ -125,7 +125,8 @@ typedef struct world_op {
     kvf_status_t status;
     uint64_t due_us;    /**< its result, at the latest */
     uint64_t paused_us; /**< how long its node had stood still when it was opened */
-    uint32_t layers;    /**< progress was told up to here */
+    uint64_t landed_bytes;
+    uint32_t layers; /**< progress was told up to here */
     int64_t n_blocks[WORLD_GROUPS];
     int64_t n_known[WORLD_GROUPS]; /**< of them, that the core was told of */
     int32_t slots[WORLD_GROUPS][WORLD_BLOCKS];
