@@ -103,6 +103,18 @@ Test(seq_reuse, contents_differ_by_every_piece_in_front) {
     end();
 }
 
+Test(seq_reuse, blocks_without_a_common_boundary_have_whole_prompts_in_common) {
+    static const test_group_t primes[] = {{2000003, 0, 0, 4}, {2000029, 0, 0, 4}};
+    test_seqs_init(&world, kvf_alloc_default(), 2, primes, true, PIECE, whole);
+    publish(12, NULL);
+    kvf_seq_t *same = open_prompt(12), *longer = open_prompt(13);
+    cr_assert_eq(kvf_seq_cached_tokens(same), 12);
+    cr_assert_eq(kvf_seq_cached_tokens(longer), 0);
+    kvf_seq_close(same);
+    kvf_seq_close(longer);
+    end();
+}
+
 Test(seq_reuse, windows_alone_need_nothing_and_that_is_no_hit) {
     static const test_group_t one[] = {{4, 1, 0, 8}};
     test_seqs_init(&world, kvf_alloc_default(), 1, one, true, PIECE, whole);
