@@ -4,7 +4,7 @@
 #include "kvmgr/base/size.h"
 
 #define UNBOUND (-1)
-#define BATCH 64
+#define BATCH 512
 
 /* The key of a block of the prompt, complete or the last. */
 static kvf_prefix_key_t key_of(const kvf_seq_t *seq, uint32_t group_idx, int64_t ordinal) {
