@@ -55,6 +55,7 @@ void kvf_recv_settle(kvf_recv_op_t *recv) {
                  core->config.mover_checked || KVF_MUTANT(free_at_cancel);
     if (proof && recv->doubted) {
         recv->doubted = false;
+        kvf_timer_set(&core->timers, &recv->op.timer, KVF_NEVER); /* there is nothing to poison */
         for_pages(recv, kvf_pages_settle);
         kvf_op_release(&recv->op);
     } else if (proof && recv->granted) {

@@ -92,6 +92,27 @@ Test(core_cancel, one_sided_pages_stay_in_quarantine_until_drained) {
     pair_close(&p);
 }
 
+/* The proof is read in the same turn in which the time for it runs out: it counts. */
+Test(core_cancel, a_proof_that_comes_with_the_end_of_quarantine) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){.one_sided = true}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    cr_assert_eq(kvf_core_recv_cancel(p.gen->core, p.recv), KVF_OK);
+    cluster_run(p.cluster);
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_QUARANTINED), 13);
+    p.gen->stopped = true;
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster); /* drained waits to be read */
+    p.gen->ahead_us = 500000;
+    p.gen->stopped = false;
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.n_poisoned, 0);
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_HELD), 13);
+    cluster_advance(p.cluster, 1000000);
+    pair_close(&p);
+}
+
 /* Given up before the connection was there: the context side hears of it, and its pages do not wait
  * for the lease. */
 Test(core_cancel, given_up_before_the_request) {
