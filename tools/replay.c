@@ -4,6 +4,7 @@
 #include "tools/command.h"
 #include "tools/replay/report.h"
 #include "tools/replay/run.h"
+#include "transceiver/kvferry.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -31,6 +32,7 @@ enum {
     OPT_MAX_INPUT,
     OPT_CONCURRENCY,
     OPT_SPEED,
+    OPT_DRAFT_LEN,
     OPT_TIMEOUT_MS,
     OPT_JSON
 };
@@ -46,6 +48,7 @@ static const struct argp_option options[] = {
     {"concurrency", OPT_CONCURRENCY, "N", 0, "requests under way at once (8)", 0},
     {"speed", OPT_SPEED, "X", 0,
      "keep the trace's own times, X times as fast, instead of --concurrency", 0},
+    {"draft-len", OPT_DRAFT_LEN, "N", 0, "draft tokens that each request asks for (0)", 0},
     {"timeout-ms", OPT_TIMEOUT_MS, "MS", 0, "for each of the two steps of a request (30000)", 0},
     {"json", OPT_JSON, NULL, 0, "print the summary as one line of JSON", 0},
     {0}};
@@ -64,17 +67,20 @@ typedef struct arguments {
     uint64_t max_input;
     uint64_t concurrency; /* 0: not given */
     double speed;         /* 0: not given */
+    uint64_t draft_tokens;
     uint64_t timeout_ms;
     bool json;
 } arguments_t;
 
 static uint64_t parse_count(const struct argp_state *state, const char *option, const char *text,
-                            uint64_t max) {
+                            uint64_t min, uint64_t max) {
     char *end;
     errno = 0;
     uint64_t value = strtoull(text, &end, 10);
-    if (errno != 0 || *end != '\0' || text[0] < '0' || text[0] > '9' || value < 1 || value > max) {
-        argp_error(state, "--%s: '%s' is not a whole number from 1 to %" PRIu64, option, text, max);
+    if (errno != 0 || *end != '\0' || text[0] < '0' || text[0] > '9' || value < min ||
+        value > max) {
+        argp_error(state, "--%s: '%s' is not a whole number from %" PRIu64 " to %" PRIu64, option,
+                   text, min, max);
     }
     return value;
 }
@@ -124,19 +130,22 @@ static error_t parse_option(int key, char *arg, struct argp_state *state) {
         parse_urls(state, "decode", arg, &arguments->decode);
         return 0;
     case OPT_LIMIT:
-        arguments->limit = parse_count(state, "limit", arg, INT64_MAX);
+        arguments->limit = parse_count(state, "limit", arg, 1, INT64_MAX);
         return 0;
     case OPT_MAX_INPUT:
-        arguments->max_input = parse_count(state, "max-input", arg, KVF_MAX_TOKENS);
+        arguments->max_input = parse_count(state, "max-input", arg, 1, KVF_MAX_TOKENS);
         return 0;
     case OPT_CONCURRENCY:
-        arguments->concurrency = parse_count(state, "concurrency", arg, MAX_CONCURRENCY);
+        arguments->concurrency = parse_count(state, "concurrency", arg, 1, MAX_CONCURRENCY);
         return 0;
     case OPT_SPEED:
         arguments->speed = parse_speed(state, arg);
         return 0;
+    case OPT_DRAFT_LEN:
+        arguments->draft_tokens = parse_count(state, "draft-len", arg, 0, KVF_MAX_AUX_TOKENS);
+        return 0;
     case OPT_TIMEOUT_MS:
-        arguments->timeout_ms = parse_count(state, "timeout-ms", arg, MAX_TIMEOUT_MS);
+        arguments->timeout_ms = parse_count(state, "timeout-ms", arg, 1, MAX_TIMEOUT_MS);
         return 0;
     case OPT_JSON:
         arguments->json = true;
@@ -249,6 +258,7 @@ static kvf_status_t replay(const arguments_t *arguments, const kvf_trace_t *trac
                                   .decode = {arguments->decode.urls, arguments->decode.n},
                                   .concurrency = concurrency,
                                   .speed = arguments->speed,
+                                  .draft_tokens = (uint32_t)arguments->draft_tokens,
                                   .timeout_us = arguments->timeout_ms * 1000,
                                   .stop = &stop,
                                   .failed = on_failed,

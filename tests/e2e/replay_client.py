@@ -56,7 +56,7 @@ class ReplayTest(unittest.TestCase):
             asked = decode.bodies("/v1/decode")
             self.assertEqual([body["request_id"] for body in asked], [first["request_id"], second["request_id"]])
             self.assertEqual(asked[0]["kv_transfer_params"],
-                             {"ticket": "ticket-of-" + first["request_id"], "prompt_len": 513})
+                             {"ticket": "ticket-of-" + first["request_id"], "prompt_len": 513, "draft_len": 0})
             self.assertEqual((asked[0]["hash_ids"], asked[0]["max_tokens"], asked[0]["timeout_ms"]),
                              ([40, 41], 9, 4321))
             self.assertNotIn("max_tokens", asked[1])
@@ -84,6 +84,31 @@ class ReplayTest(unittest.TestCase):
         self.assertAlmostEqual(summary["throughput_bytes_per_s"] * summary["duration_s"], summary["bytes"],
                                delta=summary["bytes"] * 1e-3)
         self.assertAlmostEqual(sum(summary["wall_shares"].values()), 1, places=6)
+
+    def test_drafts(self):
+        self.write([entry(100 + k) for k in range(4)])
+        with FakeNode() as prefill, FakeNode() as decode:
+            for drafts in (0, 1, 4096):
+                summary, _ = self.run_json([prefill], [decode], "--draft-len", str(drafts))
+                self.assertEqual((summary["ok"], summary["draft_tokens"]), (4, 4 * drafts))
+                self.assertEqual({body["draft_len"] for body in prefill.bodies("/v1/prefill")[-4:]}, {drafts})
+                self.assertEqual({body["kv_transfer_params"]["draft_len"] for body in decode.bodies("/v1/decode")[-4:]},
+                                 {drafts})
+            self.assertEqual(prefill.bodies("/v1/cancel"), [])
+
+    def test_another_number_of_drafts_is_a_failure(self):
+        self.write([entry(100 + k) for k in range(4)])
+        right = {"verified": True, "bytes": 5, "pages": 1, "transfer_us": 1, "exposed_us": 1}
+
+        def at_decode(_, body):
+            return {100: Answer(200, right), 101: Answer(200, dict(right, draft_tokens=[1, 2])),
+                    102: Answer(200, dict(right, draft_tokens=3))}.get(body["kv_transfer_params"]["prompt_len"])
+
+        with FakeNode() as prefill, FakeNode(at_decode) as decode:
+            summary, err = self.run_json([prefill], [decode], "--draft-len", "3", code=1)
+            self.assertEqual((summary["failed"], summary["ok"], summary["draft_tokens"]), ({"count_mismatch": 3}, 1, 3))
+            self.assertIn("2 draft tokens came, 3 were asked for", err)
+            self.assertEqual(prefill.bodies("/v1/cancel"), [])  # these requests have ended on both sides
 
     def test_every_pair_of_nodes_meets(self):
         """Two by two: taking turns on both sides in step would leave half of the pairs out."""
@@ -256,7 +281,8 @@ class ReplayTest(unittest.TestCase):
         good = ["--trace", "x", "--prefill", "http://h:1", "--decode", "http://h:2"]
         for bad in (good[2:], good[:4], good + ["--limit", "0"], good + ["--limit", "-1"], good + ["--limit", "1x"],
                     good + ["--concurrency", "4097"], good + ["--speed", "0"], good + ["--speed", "nan"],
-                    good + ["--speed", "2", "--concurrency", "2"], good + ["--timeout-ms", ""], good + ["--nonsense"],
+                    good + ["--speed", "2", "--concurrency", "2"], good + ["--timeout-ms", ""],
+                    good + ["--draft-len", "-1"], good + ["--draft-len", "4097"], good + ["--draft-len", "3.5"], good + ["--nonsense"],
                     good + ["extra"], good[:2] + ["--prefill", "h:1", "--decode", "http://h:2"],
                     good[:2] + ["--prefill", "http://h:1,,http://h:3", "--decode", "http://h:2"],
                     good + ["--prefill", "http://h:3"]):
@@ -266,7 +292,7 @@ class ReplayTest(unittest.TestCase):
         done = subprocess.run([KVFERRY, "replay", "--help"], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(done.returncode, 0)
         for word in ("--trace", "--prefill", "--decode", "--limit", "--max-input", "--concurrency", "--speed",
-                     "--timeout-ms", "--json"):
+                     "--draft-len", "--timeout-ms", "--json"):
             self.assertIn(word, done.stdout)
 
     def test_proxy_of_the_environment_is_not_used(self):

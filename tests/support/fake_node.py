@@ -88,7 +88,8 @@ class FakeNode:
     @staticmethod
     def _right(path, body):
         if path == "/v1/prefill":
-            params = {"ticket": "ticket-of-" + body["request_id"], "prompt_len": body["prompt_len"]}
+            params = {"ticket": "ticket-of-" + body["request_id"], "prompt_len": body["prompt_len"],
+                      "draft_len": body.get("draft_len", 0)}
             return Answer(200, {"kv_transfer_params": params, "prefill_us": 7,
                                 "cached_tokens": body["prompt_len"] - 1})
         if path == "/v1/decode":
@@ -96,5 +97,6 @@ class FakeNode:
             tokens = body["kv_transfer_params"]["prompt_len"]
             return Answer(200, {"verified": True, "bytes": 1000 * tokens, "pages": tokens, "missing": [],
                                 "mismatched_bytes": 0, "transfer_us": tokens, "exposed_us": tokens // 2,
-                                "verify_us": 3, "cached_tokens": tokens // 3})
+                                "verify_us": 3, "cached_tokens": tokens // 3,
+                                "draft_tokens": [7] * body["kv_transfer_params"].get("draft_len", 0)})
         return Answer(200, {})

@@ -66,15 +66,16 @@ static json_t *summary_json(const kvf_report_t *report) {
                                 json_real(shares[i]));
     }
     json_t *summary = json_pack(
-        "{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I}, s:f, s:f, s:I, s:I, s:o}",
+        "{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I}, s:I, s:f, s:f, s:I, s:I, s:o}",
         "requests", (json_int_t)requests, "ok", (json_int_t)score->ok, "failed", failed, "verified",
         (json_int_t)score->verified, "mismatched_bytes", (json_int_t)score->mismatched_bytes,
         "bytes", (json_int_t)score->bytes, "pages", (json_int_t)score->pages, "prompt_tokens",
         (json_int_t)score->prompt_tokens, "cached_tokens", "prefill",
         (json_int_t)score->prefill_cached_tokens, "decode", (json_int_t)score->decode_cached_tokens,
-        "duration_s", (double)score->duration_us / 1e6, "throughput_bytes_per_s", throughput(score),
-        "retries", (json_int_t)score->retries, "skipped", (json_int_t)report->skipped,
-        "wall_shares", shares_json);
+        "draft_tokens", (json_int_t)score->draft_tokens, "duration_s",
+        (double)score->duration_us / 1e6, "throughput_bytes_per_s", throughput(score), "retries",
+        (json_int_t)score->retries, "skipped", (json_int_t)report->skipped, "wall_shares",
+        shares_json);
     for (size_t i = 0; i < KVF_SCORE_TIMES; i++) {
         char key[32];
         (void)snprintf(key, sizeof(key), "%s_us", time_names[i]);
@@ -178,6 +179,9 @@ kvf_status_t kvf_report_table(const kvf_report_t *report, FILE *out) {
     fprintf(out, "  cached    prefill %.0f %%, decode %.0f %% of %" PRIu64 " prompt tokens\n",
             percent(score->prefill_cached_tokens, score->prompt_tokens),
             percent(score->decode_cached_tokens, score->prompt_tokens), score->prompt_tokens);
+    if (score->draft_tokens > 0) {
+        fprintf(out, "  drafts    %" PRIu64 " tokens handed over\n", score->draft_tokens);
+    }
     fprintf(out, "  retries   %" PRIu64 "\n", score->retries);
     if (report->skipped > 0) {
         fprintf(out, "  skipped   %" PRIu64 " (longer prompts)\n", report->skipped);

@@ -136,7 +136,9 @@ static json_t *common_body(const job_t *job) {
 
 static void start_prefill(job_t *job) {
     json_t *body = common_body(job);
-    if (json_object_set_new(body, "prompt_len", json_integer(job->request->input_tokens)) != 0) {
+    int failed = json_object_set_new(body, "prompt_len", json_integer(job->request->input_tokens));
+    failed |= json_object_set_new(body, "draft_len", json_integer(job->run->config->draft_tokens));
+    if (failed != 0) {
         json_decref(body);
         body = NULL;
     }
@@ -189,6 +191,31 @@ static void add_time(run_t *run, kvf_score_time_t time, uint64_t us) {
     }
 }
 
+/* What a node says about the bytes is for it to know; how many drafts there must be is ours.
+ * @return Whether the request went well; else it has failed. */
+static bool accept_answer(job_t *job, const json_t *answer, uint64_t bytes, uint64_t mismatched) {
+    uint32_t drafts = job->run->config->draft_tokens;
+    size_t n_drafts = json_array_size(json_object_get(answer, "draft_tokens"));
+    const char *verify = json_string_value(json_object_get(answer, "verify"));
+    /* Only a node that says so may leave a request unverified. */
+    bool checks = verify == NULL || strcmp(verify, "off") != 0;
+    char text[96];
+    if (mismatched > 0 || (checks && !json_is_true(json_object_get(answer, "verified")))) {
+        (void)snprintf(text, sizeof(text),
+                       "not verified: %" PRIu64 " of %" PRIu64 " bytes are wrong", mismatched,
+                       bytes);
+        job_fail(job, "mismatch", text, false);
+        return false;
+    }
+    if (n_drafts != drafts) {
+        (void)snprintf(text, sizeof(text), "%zu draft tokens came, %" PRIu32 " were asked for",
+                       n_drafts, drafts);
+        job_fail(job, "count_mismatch", text, false);
+        return false;
+    }
+    return true;
+}
+
 static void decode_done(job_t *job, const json_t *answer) {
     run_t *run = job->run;
     kvf_score_t *score = run->score;
@@ -217,18 +244,11 @@ static void decode_done(job_t *job, const json_t *answer) {
     score->prompt_tokens += (uint64_t)job->request->input_tokens;
     score->prefill_cached_tokens += job->cached_tokens;
     score->decode_cached_tokens += cached_tokens;
-    /* Only a node that says so may leave a request unverified. */
-    const char *verify = json_string_value(json_object_get(answer, "verify"));
-    bool checks = verify == NULL || strcmp(verify, "off") != 0;
-    if (mismatched > 0 || (checks && !json_is_true(verified))) {
-        char text[96];
-        (void)snprintf(text, sizeof(text),
-                       "not verified: %" PRIu64 " of %" PRIu64 " bytes are wrong", mismatched,
-                       bytes);
-        job_fail(job, "mismatch", text, false);
+    if (!accept_answer(job, answer, bytes, mismatched)) {
         return;
     }
     score->ok++;
+    score->draft_tokens += run->config->draft_tokens;
     score->verified += json_is_true(verified);
     add_time(run, KVF_SCORE_REQUEST, now_us(run) - job->start_us);
     add_time(run, KVF_SCORE_PREFILL, job->prefill_us);

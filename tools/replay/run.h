@@ -26,7 +26,8 @@ typedef struct kvf_replay_config {
     uint32_t concurrency; /**< most requests under way at once, > 0 */
     double speed; /**< > 0: a request starts timestamp / speed after the first; 0: when there is a
                      place */
-    uint64_t timeout_us; /**< for each of the two steps of a request, pauses after 429 included */
+    uint32_t draft_tokens; /**< that each request asks for */
+    uint64_t timeout_us;   /**< for each of the two steps of a request, pauses after 429 included */
     const volatile sig_atomic_t *stop; /**< not 0: start nothing more */
     /** A request failed; texts are borrowed for the call. */
     void (*failed)(void *ctx, const kvf_trace_request_t *request, const char *request_id,

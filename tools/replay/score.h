@@ -44,7 +44,8 @@ typedef struct kvf_score {
     uint64_t prompt_tokens;         /**< of the decode nodes' answers of 200 */
     uint64_t prefill_cached_tokens; /**< of these, what prefix caches of the prefill nodes had */
     uint64_t decode_cached_tokens;
-    uint64_t retries; /**< tries again after 429 */
+    uint64_t draft_tokens; /**< that came along with what went well */
+    uint64_t retries;      /**< tries again after 429 */
     uint64_t duration_us;
     kvf_samples_t times[KVF_SCORE_TIMES];
 } kvf_score_t;
