@@ -13,45 +13,6 @@ from nodes import Asking, ClusterTest, wait_for  # noqa: E402
 
 PRESET = "gemma-3-270m"
 BLOCK = 32
-PIECE = 512
-
-
-class Side:
-    """What a node with room for everything knows: a set of (group, all ids up to a block's last token, its extent)."""
-
-    def __init__(self, generation, chunks=False):
-        self.generation = generation
-        self.chunks = chunks
-        self.known = set()
-
-    @staticmethod
-    def key(group, ids, prompt, ordinal):
-        end = min((ordinal + 1) * BLOCK, prompt)
-        return group, tuple(ids[:-(-end // PIECE)]), ordinal, end
-
-    def holds(self, ids, prompt, tokens):
-        """Whether the first `tokens` are there, in every group, and any page at all."""
-        any_page = False
-        for group, _, window, _ in models.PRESETS[PRESET]:
-            # A receiver needs what the query behind the prompt sees; who computes on, what the next token sees.
-            live = models.live_blocks(prompt if self.generation else tokens, BLOCK, window)
-            needed = [ordinal for ordinal in live if ordinal * BLOCK < tokens]
-            any_page = any_page or bool(needed)
-            if any(self.key(group, ids, prompt, ordinal) not in self.known for ordinal in needed):
-                return False
-        return any_page
-
-    def find(self, ids, prompt):
-        most = prompt if self.generation else prompt - 1
-        lengths = [most] + [n for n in range(BLOCK, most, BLOCK)][::-1]
-        return next((n for n in lengths if self.holds(ids, prompt, n)), 0)
-
-    def learn(self, ids, prompt, cached):
-        for group, _, window, _ in models.PRESETS[PRESET]:
-            blocks = set(models.live_blocks(prompt, BLOCK, window))
-            if self.chunks:  # every block that is computed is there for a while
-                blocks |= set(range(cached // BLOCK, -(-prompt // BLOCK)))
-            self.known |= {self.key(group, ids, prompt, ordinal) for ordinal in blocks}
 
 
 class PrefixTest(ClusterTest):
@@ -69,11 +30,12 @@ class PrefixTest(ClusterTest):
         the rest."""
         rng = random.Random(20)
         prefill, decode = self.pair(pool__bytes="384MiB", **settings)
-        here, there = Side(False, chunks="engine__chunk_tokens" in settings), Side(True)
+        here = models.Cache(PRESET, BLOCK, False, chunks="engine__chunk_tokens" in settings)
+        there = models.Cache(PRESET, BLOCK, True)
         found, tokens = 0, 0
         for k in range(40):
             prompt = rng.choice([rng.randrange(1, 1600), rng.randrange(1, 50) * BLOCK])
-            ids = [rng.choice((1, 1, 1, 2)) * 100 + i for i in range(-(-prompt // PIECE))]
+            ids = [rng.choice((1, 1, 1, 2)) * 100 + i for i in range(-(-prompt // models.PIECE))]
             first, second = self.go(prefill, decode, "r-%d" % k, prompt, ids)
             with self.subTest("request %d: %d tokens, %r" % (k, prompt, ids)):
                 cached = here.find(ids, prompt), there.find(ids, prompt)
@@ -102,7 +64,7 @@ class PrefixTest(ClusterTest):
         prefill, decode = self.pair()
         for prompt in (1, 31, 32, 33, 512, 700, 1024):
             with self.subTest(prompt):
-                ids = [prompt * 10 + i for i in range(-(-prompt // PIECE))]
+                ids = [prompt * 10 + i for i in range(-(-prompt // models.PIECE))]
                 self.go(prefill, decode, "first", prompt, ids)
                 _, answer = self.go(prefill, decode, "again", prompt, ids)
                 self.assertEqual((answer["pages"], answer["bytes"], answer["pieces"], answer["cached_tokens"]),
@@ -191,7 +153,7 @@ class PrefixTest(ClusterTest):
         prefill, decode = self.pair(pool__bytes="96MiB", limits__lease_ms=60000)
         waiting = {}
         for k, prompt in enumerate((600, 333)):
-            ids = [900 + k, 910 + k][:-(-prompt // PIECE)]
+            ids = [900 + k, 910 + k][:-(-prompt // models.PIECE)]
             reply = prefill.prefill("wait-%d" % k, prompt, hash_ids=ids)
             self.assertEqual(reply.status, 200, reply)
             waiting[k] = reply.json["kv_transfer_params"], prompt, ids
@@ -209,7 +171,7 @@ class PrefixTest(ClusterTest):
 
         def one(k):
             prompt = 520 + 61 * (k % 7)
-            ids = [7, 10 + k % 3][:-(-prompt // PIECE)]
+            ids = [7, 10 + k % 3][:-(-prompt // models.PIECE)]
             first = prefill.prefill("m-%d" % k, prompt, hash_ids=ids, timeout_ms=60000)
             if first.status != 200:
                 return first

@@ -5,7 +5,11 @@ Nothing here comes from the program: a group is (name, layers, window, bytes of 
 blocks travel follows from asking of each position whether the next query sees it.
 """
 
+import math
+
 BF16 = 2
+PIECE = 512  # prompt tokens that one hash id stands for
+REFERENCE_TOKENS = 8192  # of the prompt whose needs decide how a node cuts its pool
 
 # name -> [(group, layers, window or None, bytes per token and layer)]
 PRESETS = {
@@ -49,3 +53,53 @@ def moved(preset, block, prompt, cached=0, draft_layers=0):
         pages += len(wanted)
         total += len(wanted) * block * len(layers) * token_bytes
     return pages, total
+
+
+class Cache:
+    """What a node with room for everything knows: a set of (group, all ids up to a block's last token, its extent)."""
+
+    def __init__(self, preset, block, generation, chunks=False):
+        self.preset = preset
+        self.block = block
+        self.generation = generation
+        self.chunks = chunks
+        self.known = set()
+
+    def key(self, group, ids, prompt, ordinal):
+        end = min((ordinal + 1) * self.block, prompt)
+        return group, tuple(ids[:-(-end // PIECE)]), ordinal, end
+
+    def holds(self, ids, prompt, tokens):
+        """Whether the first `tokens` are there, in every group, and any page at all."""
+        any_page = False
+        for group, _, window, _ in PRESETS[self.preset]:
+            # A receiver needs what the query behind the prompt sees; who computes on, what the next token sees.
+            live = live_blocks(prompt if self.generation else tokens, self.block, window)
+            needed = [ordinal for ordinal in live if ordinal * self.block < tokens]
+            any_page = any_page or bool(needed)
+            if any(self.key(group, ids, prompt, ordinal) not in self.known for ordinal in needed):
+                return False
+        return any_page
+
+    def find(self, ids, prompt):
+        """Tokens of a prompt that are there."""
+        most = prompt if self.generation else prompt - 1
+        lengths = [most] + list(range(self.block, most, self.block))[::-1]
+        return next((n for n in lengths if self.holds(ids, prompt, n)), 0)
+
+    def learn(self, ids, prompt, cached):
+        """A prompt of which so many tokens were there has been computed, or has come."""
+        for group, _, window, _ in PRESETS[self.preset]:
+            blocks = set(live_blocks(prompt, self.block, window))
+            if self.chunks:  # every block that is computed is there for a while
+                blocks |= set(range(cached // self.block, -(-prompt // self.block)))
+            self.known |= {self.key(group, ids, prompt, ordinal) for ordinal in blocks}
+
+
+def room_for(preset, block, prompts):
+    """pool.bytes with which a node has pages for all of these prompts at a time, and a block of scratch for each."""
+    groups = [(window, block * len(layers) * token_bytes) for _, layers, window, token_bytes in PRESETS[preset]]
+    need = [len(live_blocks(REFERENCE_TOKENS, block, window)) for window, _ in groups]
+    times = max(sum(len(live_blocks(prompt, block, window)) + 1 for prompt in prompts) / n
+                for n, (window, _) in zip(need, groups))
+    return sum((math.ceil(times * n) + 1) * size for n, (_, size) in zip(need, groups))
