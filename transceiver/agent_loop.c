@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
 #include "kernels/digest.h"
+#include "kvmgr/base/failpoint.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/control/control.h"
 
@@ -394,6 +395,10 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
+#ifdef KVF_FAIL_POINTS
+    kvf_fail_cut_ctx = loop->control;
+    kvf_fail_cut = kvf_control_cut;
+#endif
     return KVF_OK;
 
 err_close:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The core's registry: operations, their events to the caller, time, and whose turn it is. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
@@ -33,6 +34,7 @@ void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
 }
 
 void kvf_op_release(kvf_op_t *op) {
+    KVF_FAIL_POINT(release);
     if (!op->released && !(KVF_MUTANT(lose_released) && op->kind == KVF_OP_SEND &&
                            op->status == KVF_ERR_CANCELLED)) {
         op->released_due = true;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Control connections: preamble, frames, and which message may come when. What a message means is
  * peer.c's, send.c's and recv.c's. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
@@ -245,6 +246,7 @@ static void on_hello(kvf_link_t *link, const uint8_t *payload, size_t bytes) {
     Kvf__Wire__Hello *hello = NULL;
     kvf_peer_t *peer = link->peer;
     kvf_hello_binding_t bound = binding(link, link->inbound);
+    KVF_FAIL_POINT(handshake);
     kvf_status_t status = kvf_hello_unpack(core->alloc, core->agent.cluster_key, &bound, payload,
                                            bytes, &hello, &detail);
     if (status == KVF_OK) {

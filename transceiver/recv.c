@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The generation side of a transfer. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/recv_impl.h"
 
@@ -436,6 +437,7 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         }
     }
     tell_request(recv, part->list, part->n_grants, false);
+    KVF_FAIL_POINT(granted);
     kvf_free(core->alloc, part);
 }
 

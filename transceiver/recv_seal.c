@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What came, what was committed, what was verified: the receiving half that counts bytes. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "kvmgr/base/size.h"
 #include "transceiver/recv_impl.h"
@@ -112,6 +113,7 @@ void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk) {
     if (landed != NULL) {
         bits_set(landed, first, end);
         core->counters.bytes_received += chunk->bytes;
+        KVF_FAIL_POINT(chunk);
         verify_next(recv);
     }
 }
@@ -140,6 +142,7 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     recv->op.bytes = recv->sealed_bytes;
     kvf_transfer_id_write(&id, &wire);
     done.transfer = &wire;
+    KVF_FAIL_POINT(ack_before);
     kvf_peer_tell(recv->op.peer, KVF_FRAME_DONE, &done.base);
     kvf_recv_end(recv, KVF_OK, "", false);
 }
@@ -326,6 +329,7 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit) {
         core->counters.unknown_transfers++;
         return;
     }
+    KVF_FAIL_POINT(commit_before);
     if (recv->final != NULL) {
         status = kvf_fail(&detail, KVF_ERR_PROTOCOL, "a commit after the final one");
     }
@@ -344,6 +348,7 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit) {
         commit->final = NULL;
         recv->final_us = core->now_us;
     }
+    KVF_FAIL_POINT(commit_after);
     verify_next(recv);
     complete_if_whole(recv);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows: whose turn it is, what is posted, and the commits that follow. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
@@ -56,7 +57,9 @@ static void tell_commit(kvf_send_op_t *send, Kvf__Wire__CommitRange **ranges, si
     commit.n_ranges = n_ranges;
     commit.ranges = ranges;
     commit.final = final;
+    KVF_FAIL_POINT(commit_before);
     kvf_peer_tell(send->op.peer, KVF_FRAME_COMMIT, &commit.base);
+    KVF_FAIL_POINT(commit_after);
 }
 
 /* Is that all? Then this commit is the last one. Otherwise it goes out if it has ranges. */
@@ -214,6 +217,7 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
         core->n_posted++;
         peer->window_bytes += window->bytes;
         peer->window_pieces += window->n_pieces;
+        KVF_FAIL_POINT(chunk);
     }
     send->cursor = cursor;
     send->part_idx = part_idx;

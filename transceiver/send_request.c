@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a receiver says to the context side. */
+#include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
@@ -151,12 +152,14 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
         kvf_send_end(send, status, detail.text, true);
         return;
     }
+    KVF_FAIL_POINT(granted);
     send->planned = true;
     kvf_send_wake(send);
 }
 
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     kvf_send_op_t *send = find_transfer(peer, transfer);
+    KVF_FAIL_POINT(ack_before);
     if (send == NULL || send->op.ended) {
         peer->core->counters.unknown_transfers += send == NULL;
     } else if (!send->final_sent) {

@@ -477,3 +477,17 @@ void kvf_control_close(kvf_control_t *control, uint64_t id) {
         }
     }
 }
+
+#ifdef KVF_FAIL_POINTS
+void kvf_control_cut(void *arg) {
+    kvf_control_t *control = arg;
+    uv_os_fd_t fd;
+    for (size_t i = 0; i < N_BUCKETS; i++) {
+        for (conn_t *conn = control->buckets[i]; conn != NULL; conn = conn->next) {
+            if (uv_fileno((uv_handle_t *)&conn->tcp, &fd) == 0) {
+                (void)shutdown(fd, SHUT_RDWR);
+            }
+        }
+    }
+}
+#endif

@@ -92,4 +92,9 @@ kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t conn, uint8_t *da
  */
 void kvf_control_close(kvf_control_t *control, uint64_t conn);
 
+#ifdef KVF_FAIL_POINTS
+/** Break every connection of a kvf_control_t, as a network would: both ends hear of it. */
+void kvf_control_cut(void *control);
+#endif
+
 #endif
