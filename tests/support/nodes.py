@@ -93,20 +93,21 @@ class Asking:
 
 
 class Node:
-    """One process of `kvferry prefill` or `kvferry decode`."""
+    """One process of `kvferry prefill` or `kvferry decode`, or of another program that takes its place."""
 
-    def __init__(self, role, folder, settings):
+    def __init__(self, role, folder, settings, program=KVFERRY, environment=None):
         self.role = role
         self.log = []
         self.ready = None
         self.killed = False
         arguments = ["%s=%s" % item for item in settings.items()]
         config = os.path.join(folder, "node.yaml")
-        command = [KVFERRY, role, "--config", config]
+        command = [program, role, "--config", config]
         for argument in arguments:
             command += ["--set", argument]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.PIPE, text=True, errors="replace")
+                                        stderr=subprocess.PIPE, text=True, errors="replace",
+                                        env=dict(os.environ, **(environment or {})))
         self.pid = self.process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
