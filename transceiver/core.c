@@ -272,8 +272,12 @@ void kvf_core_set_time(kvf_core_t *core, uint64_t now_us) {
 
 void kvf_core_tick(kvf_core_t *core) {
     /* If we stood still (a debugger, a suspended machine) others' words wait unread: nobody is lost
-     * for that. */
-    if (core->now_us - core->ticked_us > core->agent.suspect_us && !KVF_MUTANT(judge_after_stall)) {
+     * for that. A turn that nothing needed earlier is not late, however long ago the last one was.
+     */
+    uint64_t next_us = kvf_timers_next(&core->timers);
+    uint64_t due_us = next_us > core->ticked_us ? next_us : core->ticked_us;
+    if (core->now_us > kvf_time_after(due_us, core->agent.suspect_us) &&
+        !KVF_MUTANT(judge_after_stall)) {
         kvf_peers_rearm(core);
     }
     core->ticked_us = core->now_us;

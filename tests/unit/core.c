@@ -106,6 +106,29 @@ Test(core, an_unclaimed_ticket_expires) {
     pair_close(&p);
 }
 
+/* Who has nothing to do sleeps until its next timer: that is no standing still, after which
+ * everybody would get a fresh start, again and again. */
+Test(core, a_frozen_node_that_is_dialled_is_lost_in_time) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 40);
+    uint64_t start = cluster_now(p.cluster), now = start;
+    p.ctx->stopped = true;
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_run(p.cluster);
+    while (p.got.results == 0 && now < start + 40000000) {
+        now = kvf_core_next_us(p.gen->core);
+        kvf_core_set_time(p.gen->core, now);
+        kvf_core_tick(p.gen->core);
+        (void)kvf_core_deliver(p.gen->core);
+    }
+    cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);
+    cr_expect_leq(now - start, 2000000);
+    p.ctx->stopped = false;
+    cluster_advance(p.cluster, 40000000);
+    expect_one_end_each(&p);
+    pair_close(&p);
+}
+
 Test(core, a_flipped_byte_is_named) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){.one_sided = true}, 40);
