@@ -44,6 +44,7 @@ class ReaderTest(unittest.TestCase):
 class MetricsTest(ClusterTest):
     NAMES = ("kvferry_transfers_total", "kvferry_transfer_bytes_total", "kvferry_transfer_pieces_total",
              "kvferry_transfer_seconds_count", "kvferry_exposed_seconds_count", "kvferry_pages", "kvferry_peers",
+             "kvferry_prompt_tokens_total", "kvferry_prefix_cached_tokens_total", "kvferry_prefix_hits_total",
              "kvferry_digest_mismatch_total", "kvferry_content_mismatch_total", "kvferry_unknown_transfer_total",
              "kvferry_refused_total", "kvferry_mover_fallback_total")
 
