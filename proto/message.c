@@ -75,7 +75,15 @@ static const char *check_refuse(ProtobufCMessage *message) {
 }
 
 static const char *check_heartbeat(ProtobufCMessage *message) {
-    (void)message;
+    const Kvf__Wire__Heartbeat *beat = (Kvf__Wire__Heartbeat *)message;
+    if (beat->n_renewed > KVF_RENEWED_PER_BEAT) {
+        return "renewed";
+    }
+    for (size_t i = 1; i < beat->n_renewed; i++) {
+        if (beat->renewed[i] >= beat->renewed[i - 1]) {
+            return "renewed";
+        }
+    }
     return NULL;
 }
 

@@ -14,6 +14,9 @@
 #include "proto/frame.h"
 #include "proto/types.h"
 
+/** Transfers that one heartbeat names, at the most. */
+#define KVF_RENEWED_PER_BEAT 1024
+
 /** Sentences (of Refuse, Abort, Bye) are cut here when they come in; odd bytes become '?'. */
 #define KVF_SENTENCE_BYTES 400
 

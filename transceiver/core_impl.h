@@ -5,7 +5,8 @@
 /**
  * @file
  * What the core's objects know of each other: core.c (registry, time, events to the caller), peer.c
- * (peers), link.c (their connections), send*.c and recv*.c. Only these include it.
+ * and peer_accept.c (peers), session.c (what is said to them), link.c (their connections), send*.c
+ * and recv*.c. Only these include it.
  */
 
 #include "proto/hello.h"
@@ -54,6 +55,7 @@ typedef enum kvf_link_state {
     KVF_LINK_DIALLING,
     KVF_LINK_PREAMBLE,
     KVF_LINK_HELLO,
+    KVF_LINK_CONFIRM, /**< inbound: both hellos are out; up with the first frame that follows */
     KVF_LINK_UP
 } kvf_link_state_t;
 
@@ -74,6 +76,25 @@ struct kvf_link {
     UT_hash_handle hh; /**< by conn */
 };
 
+/** A message that was said and is not acknowledged: a whole frame. */
+typedef struct kvf_kept {
+    struct kvf_kept *next;
+    size_t bytes;
+    uint8_t frame[];
+} kvf_kept_t;
+
+/** Two agents' conversation about transfers, over one connection or several (session.c). It ends
+ * when either of them gives the other one up. */
+typedef struct kvf_session {
+    uint64_t id;              /**< random, the responder's choice; 0: none */
+    uint64_t n_received;      /**< messages of the peer that were taken */
+    uint64_t taken_bytes;     /**< of those that it was not told of */
+    uint64_t n_said;          /**< messages for the peer */
+    uint64_t n_acknowledged;  /**< the first so many of them have come */
+    kvf_kept_t *first, *last; /**< the others */
+    uint64_t kept_bytes;
+} kvf_session_t;
+
 /** Another agent: one incarnation of one instance. */
 struct kvf_peer {
     kvf_core_t *core;
@@ -83,9 +104,12 @@ struct kvf_peer {
     char address[KVF_ADDRESS_BYTES]; /**< of its control channel */
     kvf_peer_state_t state;
     char reason[KVF_DETAIL_BYTES];
-    kvf_link_t *links; /**< the first that is up is used to speak */
-    kvf_timer_t timer; /**< heartbeat */
+    kvf_link_t *links; /**< dialled, in the handshake, or up */
+    kvf_link_t *link;  /**< the one that is up; NULL: it broke, or there never was one */
+    kvf_session_t session;
+    kvf_timer_t timer; /**< heartbeat; or the next attempt to connect, or the end of them */
     uint64_t heard_us;
+    uint64_t redial_us;   /**< time from a broken connection, or attempt, to the next attempt */
     uint64_t sequence;    /**< of heartbeats */
     kvf_status_t failing; /**< not KVF_OK: the timer is about to fail it, for `reason` */
     uint64_t frame_bytes;
@@ -104,27 +128,73 @@ struct kvf_peer {
 /** Make the record of a connection. @return KVF_OK, KVF_ERR_NO_MEMORY. */
 KVF_CHECK kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound,
                                        const char *address, kvf_link_t **link_p);
+/** It belongs to this peer. */
+void kvf_link_attach(kvf_link_t *link, kvf_peer_t *peer);
 /** Close a connection; harmless when it is dead already. */
 void kvf_link_close(kvf_link_t *link);
+/** Send a message that belongs to no conversation; one that cannot be made is left out. */
+void kvf_link_say(kvf_link_t *link, kvf_frame_type_t type, const ProtobufCMessage *message);
+/** Say why, before closing. */
+void kvf_link_say_refuse(kvf_link_t *link, kvf_status_t status, const char *why);
 /** Free links that were closed. */
 void kvf_links_reap(kvf_core_t *core);
 
-/* peer.c */
-/** Make our hello frame. */
-KVF_CHECK kvf_status_t kvf_core_pack_hello(kvf_core_t *core, const kvf_hello_binding_t *binding,
-                                           uint8_t **frame_p, size_t *bytes_p);
-/**
- * Check a proven hello against ourselves, and find or make its peer.
- *
- * @param[in,out] peer_p  The peer that was dialled, or NULL on an inbound connection.
- * @return KVF_OK; KVF_ERR_INCOMPATIBLE (the text names the field); KVF_ERR_NOT_ALLOWED;
- * KVF_ERR_PEER_LOST (another incarnation than the one that was dialled answers); KVF_ERR_PROTOCOL;
- * KVF_ERR_NO_MEMORY.
+/* session.c */
+/** @return Whether messages of a type belong to the conversation, and are counted. */
+bool kvf_session_counts(kvf_frame_type_t type);
+/** Tell a peer that is up something about a transfer: it comes once, and in order, as long as
+ * neither side gives the other one up. Without memory for it the peer is failed by the next tick.
  */
-KVF_CHECK kvf_status_t kvf_peer_accept(kvf_core_t *core, const Kvf__Wire__Hello *hello,
-                                       kvf_peer_t **peer_p, kvf_detail_t *detail);
-/** A connection of it is up: start what waits. */
-void kvf_peer_up(kvf_peer_t *peer);
+void kvf_peer_tell(kvf_peer_t *peer, kvf_frame_type_t type, const ProtobufCMessage *message);
+/** So many messages have come. @return KVF_OK, or KVF_ERR_PROTOCOL: so many were not sent, or more
+ * were acknowledged before. */
+KVF_CHECK kvf_status_t kvf_session_acknowledged(kvf_peer_t *peer, uint64_t n, kvf_detail_t *detail);
+/** Say again, over a new connection, what is not acknowledged. @return KVF_OK, or
+ * KVF_ERR_NO_MEMORY: close the connection. */
+KVF_CHECK kvf_status_t kvf_session_resend(kvf_peer_t *peer);
+/** A message of `bytes` was taken. */
+void kvf_session_took(kvf_peer_t *peer, size_t bytes);
+/** @return Whether so much is unacknowledged that commits have to wait. */
+bool kvf_session_full(const kvf_peer_t *peer);
+/** No conversation: what is not acknowledged is dropped. */
+void kvf_session_clear(kvf_peer_t *peer);
+/** Send a heartbeat; and the regular one, which names the transfers whose leases it renews. */
+void kvf_peer_beat(kvf_peer_t *peer);
+void kvf_peer_beat_leases(kvf_peer_t *peer);
+
+/* peer_accept.c */
+/** @return Whether the configuration lets us talk to that node. */
+bool kvf_peer_allowed(const kvf_core_t *core, const char *instance, const char *address);
+/** Make our hello frame for a peer. @return As kvf_hello_pack(). */
+KVF_CHECK kvf_status_t kvf_peer_pack_hello(const kvf_peer_t *peer,
+                                           const kvf_hello_binding_t *binding, uint8_t **frame_p,
+                                           size_t *bytes_p);
+/**
+ * Check a proven hello against ourselves. Find or make the peer of an inbound link, which takes the
+ * place of all its others. The session goes on, or another one begins: then what ran with the peer
+ * has ended.
+ *
+ * @return KVF_OK; KVF_ERR_INCOMPATIBLE (the text names the field); KVF_ERR_NOT_ALLOWED;
+ * KVF_ERR_PEER_LOST (another incarnation than the one that was dialled answers); KVF_ERR_AGAIN (our
+ * own connection, which crosses this one, is to be used); KVF_ERR_PROTOCOL; KVF_ERR_NO_MEMORY.
+ */
+KVF_CHECK kvf_status_t kvf_peer_accept(kvf_link_t *link, const Kvf__Wire__Hello *hello,
+                                       kvf_detail_t *detail);
+
+/* peer.c */
+/** @return The peer of an incarnation, or NULL. */
+kvf_peer_t *kvf_peer_find(kvf_core_t *core, const kvf_incarnation_t *incarnation);
+/** @return KVF_OK, KVF_ERR_NO_MEMORY. */
+KVF_CHECK kvf_status_t kvf_peer_create(kvf_core_t *core, const kvf_incarnation_t *incarnation,
+                                       const char *instance, const char *address,
+                                       kvf_peer_t **peer_p);
+/** A connection of it is up, its only one: go on, and start what waits. */
+void kvf_peer_up(kvf_peer_t *peer, kvf_link_t *link);
+/** A connection of it broke, or could not be made. If there is no other one: try again for lost_us
+ * since it was heard. @param nobody  Nobody listens there: it is lost. */
+void kvf_peer_disconnected(kvf_peer_t *peer, bool nobody, const char *why);
+/** The other side knows nothing of what ran between us: it ends here, too. */
+void kvf_peer_restart(kvf_peer_t *peer);
 /** Something came from it. */
 void kvf_peer_heard(kvf_peer_t *peer);
 /** Find or make the peer of a ticket, and see to it that a connection to it is under way.
@@ -134,14 +204,12 @@ KVF_CHECK kvf_status_t kvf_peer_reach(kvf_core_t *core, const kvf_ticket_t *tick
 /** @return What a status that a peer gave as the reason of an end means here: its own state (out of
  * memory, a defect) is not ours. */
 kvf_status_t kvf_peer_status(kvf_status_t theirs);
-/** @return Whether messages can be sent to it now. */
+/** @return Whether it can be told something: a conversation is under way, even while it has no
+ * connection. */
 bool kvf_peer_is_up(const kvf_peer_t *peer);
 /** Tie an operation to a peer, and undo it. */
 void kvf_peer_attach(kvf_peer_t *peer, kvf_op_t *op);
 void kvf_peer_detach(kvf_op_t *op);
-/** Send a message to a peer, if it is up. When that cannot be done (no memory) the peer is failed
- * by the next tick. */
-void kvf_peer_tell(kvf_peer_t *peer, kvf_frame_type_t type, const ProtobufCMessage *message);
 /** Tell a peer that a transfer is over, and why. */
 void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                          const char *message);
@@ -250,7 +318,10 @@ KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *requ
                                               kvf_wanted_t *wanted, kvf_detail_t *detail);
 /* ---- what peers and the core tell operations ---- */
 void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request);
+/** A heartbeat names a transfer: the receiver still wants it. */
+void kvf_send_on_renewed(kvf_peer_t *peer, const uint64_t *counters, size_t n);
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+/** Whoever aborts hears that the send is out of its pages: now, or when it is. */
 bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                        const char *message);
 void kvf_send_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
@@ -259,6 +330,8 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status);
  * KVF_ERR_AGAIN: no room. */
 kvf_status_t kvf_send_pump(struct kvf_send_op *send);
 struct kvf_send_op *kvf_send_next_moving(struct kvf_send_op *send);
+/** We stood still: its receiver is not judged by what was not read meanwhile. */
+void kvf_send_rearm_op(kvf_op_t *op);
 /** End a live one, and tell its peer. */
 void kvf_send_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
 void kvf_send_destroy(kvf_op_t *op);
@@ -271,6 +344,10 @@ bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message);
 void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
+/** @return Whether the peer was told of it. */
+bool kvf_recv_is_told(const kvf_op_t *op);
+/** @return Whether it goes on, and its peer is to hold its pages for it. */
+bool kvf_recv_is_wanted(const kvf_op_t *op);
 /** End a live one, and tell its peer. */
 void kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message);
 void kvf_recv_destroy(kvf_op_t *op);

@@ -8,7 +8,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* For strangers; a node that we dialled is given as long as a peer may be silent. */
+/* For strangers. An attempt to reach a node has less time than the node has in all (peer.c), so
+ * that another one can follow. */
 #define HANDSHAKE_US UINT64_C(5000000)
 
 static void link_kill(kvf_link_t *link) {
@@ -26,10 +27,17 @@ static void link_kill(kvf_link_t *link) {
             at = &(*at)->next;
         }
         *at = link->next;
+        link->peer->link = link->peer->link == link ? NULL : link->peer->link;
         link->peer = NULL;
     }
     link->next = core->dead_links;
     core->dead_links = link;
+}
+
+void kvf_link_attach(kvf_link_t *link, kvf_peer_t *peer) {
+    link->peer = peer;
+    link->next = peer->links;
+    peer->links = link;
 }
 
 void kvf_link_close(kvf_link_t *link) {
@@ -48,11 +56,11 @@ void kvf_links_reap(kvf_core_t *core) {
     }
 }
 
-/* The link could not be made, or broke, or its other end misbehaved. */
+/* Its other end does not want us, or misbehaved, or is another one: not to be tried again. */
 static void link_failed(kvf_link_t *link, kvf_peer_state_t state, kvf_status_t status,
                         const char *why) {
     kvf_peer_t *peer = link->peer;
-    if (peer != NULL) {
+    if (peer != NULL && (peer->link == NULL || peer->link == link)) {
         kvf_peer_fail(peer, state, status, why); /* closes its links, this one too */
     } else {
         kvf_log(link->core->log, KVF_LOG_INFO, "connection from %s closed: %s", link->address, why);
@@ -60,34 +68,48 @@ static void link_failed(kvf_link_t *link, kvf_peer_state_t state, kvf_status_t s
     }
 }
 
+/* It broke, or did not come about; another one may. */
+static void link_lost(kvf_link_t *link, const char *why) {
+    kvf_peer_t *peer = link->peer;
+    kvf_log(link->core->log, KVF_LOG_INFO, "connection to %s closed: %s", link->address, why);
+    kvf_link_close(link);
+    if (peer != NULL) {
+        kvf_peer_disconnected(peer, false, why);
+    }
+}
+
+void kvf_link_say(kvf_link_t *link, kvf_frame_type_t type, const ProtobufCMessage *message) {
+    kvf_core_t *core = link->core;
+    uint8_t *frame;
+    size_t bytes;
+    if (kvf_message_pack(core->alloc, type, message, KVF_HELLO_CAP_BYTES, &frame, &bytes) ==
+        KVF_OK) {
+        core->out.write(core->out.ctx, link->conn, frame, bytes);
+    }
+}
+
+void kvf_link_say_refuse(kvf_link_t *link, kvf_status_t status, const char *why) {
+    Kvf__Wire__Refuse refuse;
+    kvf__wire__refuse__init(&refuse);
+    refuse.status = status;
+    refuse.message = (char *)(uintptr_t)why;
+    kvf_link_say(link, KVF_FRAME_REFUSE, &refuse.base);
+}
+
 /* The other end broke protocol: tell it why, count it, close this connection only. */
 static void link_refuse(kvf_link_t *link, kvf_status_t status, const char *why) {
     kvf_core_t *core = link->core;
     core->counters.refused_frames++;
     if (link->state != KVF_LINK_PREAMBLE) {
-        Kvf__Wire__Refuse refuse;
-        kvf__wire__refuse__init(&refuse);
-        uint8_t *frame;
-        size_t bytes;
-        refuse.status = status;
-        refuse.message = (char *)(uintptr_t)why;
-        if (kvf_message_pack(core->alloc, KVF_FRAME_REFUSE, &refuse.base, KVF_HELLO_CAP_BYTES,
-                             &frame, &bytes) == KVF_OK) {
-            core->out.write(core->out.ctx, link->conn, frame, bytes);
-        }
+        kvf_link_say_refuse(link, status, why);
     }
     kvf_log(core->log, KVF_LOG_WARN, "refused %s: %s", link->address, why);
     link_failed(link, KVF_PEER_REFUSED, status, why);
 }
 
 static void on_handshake_timer(kvf_timer_t *timer, void *owner) {
-    kvf_link_t *link = owner;
-    char text[KVF_DETAIL_BYTES];
     (void)timer;
-    (void)snprintf(text, sizeof(text),
-                   "%s did not answer the handshake; is a kvferry node alive there?",
-                   link->address);
-    link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, text);
+    link_lost(owner, "the handshake took too long");
 }
 
 kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound, const char *address,
@@ -111,7 +133,7 @@ kvf_status_t kvf_link_create(kvf_core_t *core, uint64_t conn, bool inbound, cons
         goto err_timer;
     }
     kvf_timer_set(&core->timers, &link->timer,
-                  kvf_time_after(core->now_us, inbound ? HANDSHAKE_US : core->agent.lost_us));
+                  kvf_time_after(core->now_us, inbound ? HANDSHAKE_US : core->agent.suspect_us));
     *link_p = link;
     return KVF_OK;
 
@@ -148,7 +170,7 @@ static bool send_hello(kvf_link_t *link) {
     kvf_hello_binding_t bound = binding(link, !link->inbound);
     uint8_t *frame;
     size_t bytes;
-    if (kvf_core_pack_hello(core, &bound, &frame, &bytes) != KVF_OK) {
+    if (kvf_peer_pack_hello(link->peer, &bound, &frame, &bytes) != KVF_OK) {
         return false;
     }
     core->out.write(core->out.ctx, link->conn, frame, bytes);
@@ -168,8 +190,7 @@ static void evict_stranger(kvf_core_t *core) {
         }
     }
     if (n > MAX_STRANGERS) {
-        link_failed(oldest, KVF_PEER_LOST, KVF_ERR_PEER_LOST,
-                    "too many connections that say nothing");
+        link_lost(oldest, "too many connections that say nothing");
     }
 }
 
@@ -190,7 +211,7 @@ void kvf_core_opened(kvf_core_t *core, uint64_t conn, bool inbound, const char *
     }
     link->state = KVF_LINK_PREAMBLE;
     if (!send_preamble(link)) {
-        link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "no memory for the handshake");
+        link_lost(link, "no memory for the handshake");
     }
     kvf_links_reap(core);
 }
@@ -203,13 +224,12 @@ void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why) {
     }
     char text[KVF_DETAIL_BYTES];
     kvf_peer_t *peer = link->peer;
+    bool nobody = link->state == KVF_LINK_DIALLING;
     (void)snprintf(text, sizeof(text), "%s %s: %s",
-                   link->state == KVF_LINK_DIALLING ? "cannot connect to"
-                                                    : "lost the connection to",
-                   link->address, why);
+                   nobody ? "cannot connect to" : "lost the connection to", link->address, why);
     link_kill(link); /* the driver has closed it already */
     if (peer != NULL && !KVF_MUTANT(ignore_closed)) {
-        kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, text);
+        kvf_peer_disconnected(peer, nobody, text);
     }
     kvf_links_reap(core);
 }
@@ -229,14 +249,14 @@ static void on_preamble(kvf_link_t *link) {
         return;
     }
     if (link->inbound && !send_preamble(link)) {
-        link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "no memory for the handshake");
+        link_lost(link, "no memory for the handshake");
         return;
     }
     link->state = KVF_LINK_HELLO;
     if (status != KVF_OK) {
         link_refuse(link, status, detail.text);
     } else if (!link->inbound && !send_hello(link)) {
-        link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "no memory for the handshake");
+        link_lost(link, "no memory for the handshake");
     }
 }
 
@@ -244,43 +264,52 @@ static void on_hello(kvf_link_t *link, const uint8_t *payload, size_t bytes) {
     kvf_core_t *core = link->core;
     kvf_detail_t detail;
     Kvf__Wire__Hello *hello = NULL;
-    kvf_peer_t *peer = link->peer;
     kvf_hello_binding_t bound = binding(link, link->inbound);
     KVF_FAIL_POINT(handshake);
     kvf_status_t status = kvf_hello_unpack(core->alloc, core->agent.cluster_key, &bound, payload,
                                            bytes, &hello, &detail);
     if (status == KVF_OK) {
-        status = kvf_peer_accept(core, hello, &peer, &detail);
+        status = kvf_peer_accept(link, hello, &detail);
         kvf_message_free(core->alloc, &hello->base);
     }
-    if (status != KVF_OK) {
-        if (status == KVF_ERR_PEER_LOST) { /* not its fault: the node that we wanted is gone */
-            link_failed(link, KVF_PEER_LOST, status, detail.text);
-        } else {
-            link_refuse(link, status == KVF_ERR_PROTOCOL ? KVF_ERR_PEER_REFUSED : status,
-                        detail.text);
-        }
+    switch (status) {
+    case KVF_OK:
+        break;
+    case KVF_ERR_AGAIN:
+    case KVF_ERR_NO_MEMORY:
+        link_lost(link, detail.text);
+        return;
+    case KVF_ERR_PEER_LOST: /* not its fault: the node that we wanted is gone */
+        link_failed(link, KVF_PEER_LOST, status, detail.text);
+        return;
+    default:
+        link_refuse(link, status == KVF_ERR_PROTOCOL ? KVF_ERR_PEER_REFUSED : status, detail.text);
         return;
     }
-    if (link->inbound) {
-        link->peer = peer;
-        link->next = peer->links;
-        peer->links = link;
-        if (!send_hello(link)) {
-            link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "no memory for the handshake");
-            return;
-        }
-    }
-    kvf_timer_set(&core->timers, &link->timer, KVF_NEVER);
     link->parser.cap_bytes = core->agent.frame_bytes;
-    link->state = KVF_LINK_UP;
-    kvf_peer_up(peer);
+    if (!link->inbound) {
+        kvf_timer_set(&core->timers, &link->timer, KVF_NEVER);
+        link->state = KVF_LINK_UP;
+        kvf_peer_up(link->peer, link);
+    } else if (send_hello(link)) {
+        link->state = KVF_LINK_CONFIRM;
+    } else {
+        link_lost(link, "no memory for the handshake");
+    }
 }
 
-/* The other end does not want us. Its word is taken for its own requests only. */
+/* The other end does not want us, or not any more. Its word is taken for its own requests only. */
 static void on_refuse(kvf_link_t *link, const Kvf__Wire__Refuse *refuse) {
     char text[KVF_DETAIL_BYTES];
     kvf_status_t status = (kvf_status_t)refuse->status;
+    if (status == KVF_ERR_PEER_LOST && link->state == KVF_LINK_UP) {
+        kvf_peer_t *peer = link->peer;
+        (void)snprintf(text, sizeof(text), "%s gave this node up and says: %.380s", link->address,
+                       refuse->message);
+        kvf_link_close(link); /* no need to answer */
+        kvf_peer_fail(peer, KVF_PEER_LOST, status, text);
+        return;
+    }
     if (status != KVF_ERR_INCOMPATIBLE && status != KVF_ERR_NOT_ALLOWED) {
         status = KVF_ERR_PEER_REFUSED;
     }
@@ -289,13 +318,27 @@ static void on_refuse(kvf_link_t *link, const Kvf__Wire__Refuse *refuse) {
     link_failed(link, KVF_PEER_REFUSED, status, text);
 }
 
-static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage *base) {
+static void on_heartbeat(kvf_link_t *link, const Kvf__Wire__Heartbeat *beat) {
+    kvf_detail_t detail;
+    if (kvf_session_acknowledged(link->peer, beat->received, &detail) != KVF_OK) {
+        link_refuse(link, KVF_ERR_PEER_REFUSED, detail.text);
+        return;
+    }
+    kvf_send_on_renewed(link->peer, beat->renewed, beat->n_renewed);
+}
+
+static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage *base,
+                       size_t bytes) {
     kvf_core_t *core = link->core;
     kvf_peer_t *peer = link->peer;
     kvf_transfer_id_t id;
     bool known = true;
+    if (kvf_session_counts(type)) {
+        kvf_session_took(peer, bytes);
+    }
     switch (type) {
     case KVF_FRAME_HEARTBEAT:
+        on_heartbeat(link, (const Kvf__Wire__Heartbeat *)base);
         break;
     case KVF_FRAME_RECV_REQUEST:
         kvf_send_on_request(peer, (const Kvf__Wire__RecvRequest *)base);
@@ -341,7 +384,7 @@ static void on_frame(kvf_link_t *link, kvf_frame_type_t type, const uint8_t *pay
         on_hello(link, payload, bytes);
         return;
     }
-    if (type == KVF_FRAME_HELLO || (type != KVF_FRAME_REFUSE && link->state != KVF_LINK_UP)) {
+    if (type == KVF_FRAME_HELLO || (type != KVF_FRAME_REFUSE && link->state < KVF_LINK_CONFIRM)) {
         (void)kvf_fail(&detail, KVF_ERR_PROTOCOL, "a %s frame before or after its time",
                        kvf_frame_type_name(type));
         link_refuse(link, KVF_ERR_PEER_REFUSED, detail.text);
@@ -349,7 +392,7 @@ static void on_frame(kvf_link_t *link, kvf_frame_type_t type, const uint8_t *pay
     }
     kvf_status_t status = kvf_message_unpack(core->alloc, type, payload, bytes, &message, &detail);
     if (status == KVF_ERR_NO_MEMORY) {
-        link_failed(link, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "no memory for a message");
+        link_lost(link, "no memory for a message"); /* which will be said again */
         return;
     }
     if (status != KVF_OK) {
@@ -358,10 +401,15 @@ static void on_frame(kvf_link_t *link, kvf_frame_type_t type, const uint8_t *pay
     }
     kvf_log(core->log, KVF_LOG_TRACE, "%s from %s, %zu bytes", kvf_frame_type_name(type),
             link->address, bytes);
+    if (link->state == KVF_LINK_CONFIRM && type != KVF_FRAME_REFUSE) {
+        link->state = KVF_LINK_UP;
+        kvf_timer_set(&core->timers, &link->timer, KVF_NEVER);
+        kvf_peer_up(link->peer, link);
+    }
     if (type == KVF_FRAME_REFUSE) {
         on_refuse(link, (const Kvf__Wire__Refuse *)message);
-    } else {
-        on_message(link, type, message);
+    } else if (!link->dead) {
+        on_message(link, type, message, bytes);
     }
     kvf_message_free(core->alloc, message);
 }
@@ -372,7 +420,7 @@ void kvf_core_bytes(kvf_core_t *core, uint64_t conn, const uint8_t *data, size_t
     if (link == NULL) {
         return;
     }
-    if (link->peer != NULL) {
+    if (link->state >= KVF_LINK_CONFIRM) {
         kvf_peer_heard(link->peer);
     }
     if (link->state == KVF_LINK_PREAMBLE) {

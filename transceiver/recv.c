@@ -420,6 +420,12 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         drop_farewell(recv);
         return;
     }
+    if (recv->requested && (recv->granted || recv->doubted)) {
+        /* Ended, with the conversation in which it was asked for, or in one before: whether its
+         * pages are out of reach is asked again. */
+        kvf_transfer_id_t id = kvf_recv_transfer(recv);
+        kvf_peer_tell_abort(op->peer, &id, op->status, op->detail.text);
+    }
     if (op->ended || recv->requested) {
         return;
     }
@@ -439,6 +445,14 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
     tell_request(recv, part->list, part->n_grants, false);
     KVF_FAIL_POINT(granted);
     kvf_free(core->alloc, part);
+}
+
+bool kvf_recv_is_told(const kvf_op_t *op) {
+    return ((const kvf_recv_op_t *)op)->requested;
+}
+
+bool kvf_recv_is_wanted(const kvf_op_t *op) {
+    return kvf_recv_is_told(op) && !op->ended;
 }
 
 /* ---- other messages and calls ---- */

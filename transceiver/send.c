@@ -68,22 +68,42 @@ void kvf_send_destroy(kvf_op_t *op) {
 }
 
 void kvf_send_arm(kvf_send_op_t *send) {
-    kvf_timer_set(&send->op.core->timers, &send->op.timer,
-                  send->own_deadline_us < send->peer_deadline_us ? send->own_deadline_us
-                                                                 : send->peer_deadline_us);
+    uint64_t at_us = send->own_deadline_us;
+    at_us = at_us < send->peer_deadline_us ? at_us : send->peer_deadline_us;
+    at_us = at_us < send->lease_deadline_us ? at_us : send->lease_deadline_us;
+    kvf_timer_set(&send->op.core->timers, &send->op.timer, at_us);
+}
+
+void kvf_send_renew(kvf_send_op_t *send) {
+    const kvf_core_t *core = send->op.core;
+    /* Its node may be silent for lost_us without being lost. */
+    uint64_t lease =
+        core->agent.lease_us > core->agent.lost_us ? core->agent.lease_us : core->agent.lost_us;
+    send->lease_deadline_us =
+        KVF_MUTANT(no_lease) ? KVF_NEVER : kvf_time_after(core->now_us, lease);
+    kvf_send_arm(send);
+}
+
+void kvf_send_rearm_op(kvf_op_t *op) {
+    if (kvf_send_of(op)->claimed && !op->ended) {
+        kvf_send_renew(kvf_send_of(op));
+    }
 }
 
 static void on_timer(kvf_timer_t *timer, void *owner) {
     kvf_send_op_t *send = owner;
+    uint64_t now_us = send->op.core->now_us;
     (void)timer;
-    if (send->op.core->now_us < send->own_deadline_us) {
-        kvf_send_end(send, KVF_ERR_DEADLINE, "the receiver did not end the transfer in its time",
-                     true);
-    } else if (send->finished) {
+    if (now_us >= send->own_deadline_us && send->finished) {
         kvf_send_end(send, KVF_ERR_EXPIRED, "no receiver came within the lease; prefill again",
                      false);
-    } else {
+    } else if (now_us >= send->own_deadline_us) {
         kvf_send_end(send, KVF_ERR_DEADLINE, "prefill did not finish in its time", true);
+    } else if (now_us >= send->peer_deadline_us) {
+        kvf_send_end(send, KVF_ERR_DEADLINE, "the receiver did not end the transfer in its time",
+                     true);
+    } else {
+        kvf_send_end(send, KVF_ERR_EXPIRED, "the receiver did not renew the lease", true);
     }
 }
 
@@ -118,7 +138,7 @@ kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc, k
         goto err_op;
     }
     send->offered = true;
-    send->peer_deadline_us = KVF_NEVER;
+    send->peer_deadline_us = send->lease_deadline_us = KVF_NEVER;
     send->own_deadline_us =
         desc->timeout_us == 0 ? KVF_NEVER : kvf_time_after(core->now_us, desc->timeout_us);
     kvf_send_arm(send);

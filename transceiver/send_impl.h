@@ -24,8 +24,9 @@ typedef struct kvf_send_op {
     size_t part_idx; /* the one that is being moved */
     kvf_plan_cursor_t cursor;
 
-    uint64_t own_deadline_us;  /* for the prefill, then for a receiver to come */
-    uint64_t peer_deadline_us; /* for the receiver to end it */
+    uint64_t own_deadline_us;   /* for the prefill, then for a receiver to come */
+    uint64_t peer_deadline_us;  /* for the receiver to end it */
+    uint64_t lease_deadline_us; /* for the receiver to say that it still wants it */
     bool finished;
     uint64_t finished_us;
     int32_t *tokens; /* first tokens, then drafts */
@@ -52,6 +53,8 @@ static inline kvf_send_op_t *kvf_send_of(kvf_op_t *op) {
 
 /** Arm its timer for whichever deadline comes first. */
 void kvf_send_arm(kvf_send_op_t *send);
+/** Its receiver wants it: that holds for another lease. */
+void kvf_send_renew(kvf_send_op_t *send);
 /**
  * Take the first tables, which have been checked: pages get their reads, all or none.
  *

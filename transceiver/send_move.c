@@ -175,7 +175,7 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
     kvf_piece_t piece;
     int32_t source;
     if (peer->window_bytes >= core->agent.window_bytes ||
-        peer->window_pieces + WINDOW_PIECES > core->agent.window_pieces) {
+        peer->window_pieces + WINDOW_PIECES > core->agent.window_pieces || kvf_session_full(peer)) {
         return KVF_ERR_AGAIN;
     }
     kvf_window_t *window = take_window(core);

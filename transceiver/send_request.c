@@ -91,6 +91,7 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     if (KVF_MUTANT(no_peer_deadline)) {
         send->peer_deadline_us = KVF_NEVER;
     }
+    kvf_send_renew(send);
     if (send->finished) {
         send->own_deadline_us = KVF_NEVER; /* the lease */
     }
@@ -157,6 +158,29 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
     kvf_send_wake(send);
 }
 
+/* Descending numbers: is one of them n? */
+static bool is_named(const uint64_t *counters, size_t n_counters, uint64_t n) {
+    size_t low = 0, high = n_counters;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (counters[mid] > n) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low < n_counters && counters[low] == n;
+}
+
+void kvf_send_on_renewed(kvf_peer_t *peer, const uint64_t *counters, size_t n) {
+    for (kvf_op_t *op = n == 0 ? NULL : peer->ops; op != NULL; op = op->peer_next) {
+        if (op->kind == KVF_OP_SEND && !op->ended &&
+            is_named(counters, n, kvf_send_of(op)->transfer.counter)) {
+            kvf_send_renew(kvf_send_of(op));
+        }
+    }
+}
+
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     kvf_send_op_t *send = find_transfer(peer, transfer);
     KVF_FAIL_POINT(ack_before);
@@ -174,8 +198,11 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message) {
     kvf_send_op_t *send = find_transfer(peer, transfer);
     char text[KVF_DETAIL_BYTES];
-    if (send == NULL) {
-        return false;
+    if (send == NULL || (send->op.ended && !send->offered)) {
+        /* Said before, perhaps to nobody. What was not asked for before it was given up never will
+         * be: messages come in order. */
+        kvf_send_tell_drained(peer, transfer);
+        return send != NULL;
     }
     (void)snprintf(text, sizeof(text), "generation node %.80s: %.400s", peer->instance, message);
     status = kvf_peer_status(status);

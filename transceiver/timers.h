@@ -48,6 +48,11 @@ void kvf_timer_release(kvf_timers_t *timers, kvf_timer_t *timer);
  * allocation */
 void kvf_timer_set(kvf_timers_t *timers, kvf_timer_t *timer, uint64_t at_us);
 
+/** @return Whether it is armed. */
+static inline bool kvf_timer_is_set(const kvf_timer_t *timer) {
+    return timer->place != 0;
+}
+
 /** @return When the next timer fires, or KVF_NEVER. */
 uint64_t kvf_timers_next(const kvf_timers_t *timers);
 

@@ -35,6 +35,9 @@
     X(release_at_end, "a receive is released with its result")                                     \
     X(result_twice, "an abort ends what has ended")                                                \
     X(lazy_heap, "a timer that is taken out leaves the others out of order")                       \
+    X(no_renewal, "a receiver's heartbeats do not name what it still wants")                       \
+    X(keep_old_input, "a broken connection is still read when another one has taken its place")    \
+    X(resend_nothing, "what was lost with a connection is not said again")                         \
     X(no_lease, "a lease never ends")                                                              \
     X(no_deadline, "a receive that was requested has no deadline")                                 \
     X(no_peer_deadline, "a send waits for its receiver for ever")                                  \

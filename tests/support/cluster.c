@@ -18,6 +18,8 @@ typedef struct end {
     uint8_t *data;
     size_t bytes; /* waiting to be read by this end */
     bool closing; /* the other end closed: tell after the bytes */
+    bool cut;     /* nothing more comes */
+    uint64_t deaf_until_us;
 } end_t;
 
 struct cluster {
@@ -30,6 +32,8 @@ struct cluster {
     uint64_t now_us;
     bool hold;
     void (*on_write)(uint8_t *data, size_t bytes);
+    uint64_t writes_to_cut; /* 0: none is to be cut */
+    cut_t cut_how;
     uint8_t seed;
 };
 
@@ -71,14 +75,34 @@ static void push(end_t *end, const uint8_t *data, size_t bytes) {
     end->bytes += bytes;
 }
 
+static void cut_all(cluster_t *cluster, cut_t how) {
+    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+        end_t *end = &cluster->ends[conn];
+        bool dialler = conn % 2 == 1;
+        if (end->cut) {
+            continue;
+        }
+        end->cut = true;
+        if ((dialler && how == CUT_UNSEEN_BY_DIALLER) || (!dialler && how == CUT_UNSEEN)) {
+            end->deaf_until_us = cluster->now_us + 60000;
+        } else {
+            end->closing = true;
+            end->bytes = how == CUT_READ ? end->bytes : 0;
+        }
+    }
+}
+
 static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
     node_t *node = ctx;
     cluster_t *cluster = node->cluster;
     if (cluster->on_write != NULL) {
         cluster->on_write(data, bytes);
     }
-    if (cluster->ends[other(conn)].open) {
+    if (cluster->ends[other(conn)].open && !cluster->ends[other(conn)].cut) {
         push(&cluster->ends[other(conn)], data, bytes);
+    }
+    if (cluster->writes_to_cut > 0 && --cluster->writes_to_cut == 0) {
+        cut_all(cluster, cluster->cut_how);
     }
     kvf_free(&node->alloc.table, data);
 }
@@ -167,7 +191,8 @@ static bool alive(const node_t *node) {
 
 static bool step_end(cluster_t *cluster, uint64_t conn) {
     end_t *end = &cluster->ends[conn];
-    if (end->node == NULL || !alive(end->node) || !end->open) {
+    if (end->node == NULL || !alive(end->node) || !end->open ||
+        cluster->now_us < end->deaf_until_us) {
         return false;
     }
     bool refused = conn % 2 == 1 && !end->told && !cluster->ends[conn + 1].open &&
@@ -275,11 +300,17 @@ void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes
 }
 
 void cluster_cut(cluster_t *cluster) {
-    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
-        cluster->ends[conn].closing = true;
-        cluster->ends[conn].bytes = 0;
-    }
+    cut_all(cluster, CUT_LOST);
     cluster_run(cluster);
+}
+
+void cluster_cut_at(cluster_t *cluster, uint64_t write, cut_t how) {
+    cluster->writes_to_cut = write;
+    cluster->cut_how = how;
+}
+
+bool cluster_was_cut(const cluster_t *cluster) {
+    return cluster->writes_to_cut == 0;
 }
 
 uint64_t cluster_stranger(node_t *node, const void *data, size_t bytes) {

@@ -84,8 +84,22 @@ void cluster_seed(cluster_t *cluster, uint8_t seed);
 void cluster_hold_chunks(cluster_t *cluster, bool hold);
 kvf_sim_net_t *cluster_net(cluster_t *cluster);
 uint64_t cluster_now(const cluster_t *cluster);
-/** Break every connection between living nodes (the peers notice). */
+/** What becomes of a connection that breaks. */
+typedef enum cut {
+    CUT_LOST, /**< what is under way is lost, both ends notice */
+    CUT_READ, /**< what is under way is read before they notice */
+    /** The end that was dialled does not notice, and reads what was under way to it 60 ms later. */
+    CUT_UNSEEN,
+    CUT_UNSEEN_BY_DIALLER, /**< the dialling end, likewise */
+    CUTS
+} cut_t;
+
+/** Break every connection (CUT_LOST), and go on. */
 void cluster_cut(cluster_t *cluster);
+/** Break every connection with the n-th write from now on. */
+void cluster_cut_at(cluster_t *cluster, uint64_t write, cut_t how);
+/** @return Whether that has happened. */
+bool cluster_was_cut(const cluster_t *cluster);
 /** Change control bytes on their way: called for every write. */
 void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes));
 /** Connect as a stranger and send bytes. @return The connection's number. */

@@ -553,6 +553,7 @@ ParameterizedTest(int *i, chunked, ends_between_chunks) {
         break;
     case RECV_KILL:
         cluster_kill(gen);
+        cluster_advance(cluster, 300000);
         break;
     default:
         cluster_advance(cluster, 21000000); /* the send's own time, although a receiver came */
