@@ -26,13 +26,14 @@ typedef struct kvf_command {
 } kvf_command_t;
 
 /**
- * Become the program kvferry-node, which loads UCX.
+ * Become one of the programs that load UCX.
  *
+ * @param program     "kvferry-node" | "kvferry-sim".
  * @param argc, argv  The command's own; argv[0] is not used and may be missing.
- * @param command     "prefill" | "decode" | "--version".
+ * @param command     "prefill" | "decode" | "--version"; "sim".
  * @return KVF_EXIT_FAILED when it cannot be run, otherwise not at all.
  */
-int kvf_node_exec(int argc, char **argv, const char *command);
+int kvf_program_exec(const char *program, int argc, char **argv, const char *command);
 
 /** `kvferry config`: tells about the configuration of a node. @return As kvf_command_t.run. */
 int kvf_config_main(int argc, char **argv);

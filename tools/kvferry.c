@@ -20,11 +20,15 @@ static int run_unbuilt(int argc, char **argv) {
 }
 
 static int run_prefill(int argc, char **argv) {
-    return kvf_node_exec(argc, argv, "prefill");
+    return kvf_program_exec("kvferry-node", argc, argv, "prefill");
 }
 
 static int run_decode(int argc, char **argv) {
-    return kvf_node_exec(argc, argv, "decode");
+    return kvf_program_exec("kvferry-node", argc, argv, "decode");
+}
+
+static int run_sim(int argc, char **argv) {
+    return kvf_program_exec("kvferry-sim", argc, argv, "sim");
 }
 
 static const kvf_command_t commands[] = {
@@ -35,7 +39,7 @@ static const kvf_command_t commands[] = {
     {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
     {"replay", "drive prefill and decode nodes with a trace of requests", kvf_replay_main},
     {"bench", "measure a mover between two processes (not built yet)", run_unbuilt},
-    {"sim", "run whole clusters under the simulator (not built yet)", run_unbuilt},
+    {"sim", "run whole clusters under the simulator", run_sim},
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -44,7 +48,7 @@ static const kvf_command_t commands[] = {
 static void print_version(FILE *stream, struct argp_state *state) {
     (void)stream;
     (void)state;
-    exit(kvf_node_exec(1, NULL, "--version"));
+    exit(kvf_program_exec("kvferry-node", 1, NULL, "--version"));
 }
 
 static void print_help(FILE *stream) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes are a program of their own, kvferry-node: it loads UCX, whose memory hooks cost 0.4 s of
- * CPU before main() unless they are switched off in the environment before the library is loaded.
- * The other commands do not need UCX at all. */
+/* Nodes and the simulator are programs of their own, kvferry-node and kvferry-sim: they load UCX,
+ * whose memory hooks cost 0.4 s of CPU before main() unless they are switched off in the
+ * environment before the library is loaded. The other commands do not need UCX at all. */
 #include "tools/command.h"
 
 #include <errno.h>
@@ -12,8 +12,7 @@
 #include <unistd.h>
 
 /* Where it is: beside this program (a build folder), or where it was installed. */
-static void find_node_program(char *path, size_t cap) {
-    static const char name[] = "kvferry-node";
+static void find_program(const char *name, char *path, size_t cap) {
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     char *slash = NULL;
@@ -30,27 +29,29 @@ static void find_node_program(char *path, size_t cap) {
     (void)snprintf(path, cap, "%s/%s", KVF_LIBEXECDIR, name);
 }
 
-int kvf_node_exec(int argc, char **argv, const char *command) {
-    char path[PATH_MAX], program[] = "kvferry-node";
+int kvf_program_exec(const char *program, int argc, char **argv, const char *command) {
+    char path[PATH_MAX];
     char **args = calloc((size_t)argc + 2, sizeof(*args));
-    char *name = strdup(command);
-    if (args == NULL || name == NULL) {
+    char *self = strdup(program), *name = strdup(command);
+    if (args == NULL || self == NULL || name == NULL) {
         free(args);
+        free(self);
         free(name);
         (void)fprintf(stderr, "kvferry: no memory\n");
         return KVF_EXIT_FAILED;
     }
-    args[0] = program;
+    args[0] = self;
     args[1] = name;
     for (int i = 1; i < argc; i++) {
         args[i + 1] = argv[i];
     }
-    find_node_program(path, sizeof(path));
+    find_program(program, path, sizeof(path));
     (void)setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
     (void)execv(path, args);
     (void)fprintf(stderr, "kvferry: cannot run %s: %s; build or install the whole program\n", path,
                   strerror(errno));
     free(args);
+    free(self);
     free(name);
     return KVF_EXIT_FAILED;
 }

@@ -160,9 +160,9 @@ void nodes_start(kvf_world_t *world) {
         node->config.instance = node->name;
         memset(node->config.cluster_key, 0x5a, sizeof(node->config.cluster_key));
         node->config.layout = &world->layout;
-        node->config.request_timeout_us = kvf_dice_between(&dice, 500000, 4000000);
-        node->config.lease_us = kvf_dice_between(&dice, 300000, 3000000);
-        node->config.quarantine_us = kvf_dice_between(&dice, 50000, 1000000);
+        node->config.request_timeout_us = kvf_dice_between(&dice, 2500000, 4000000);
+        node->config.lease_us = kvf_dice_between(&dice, 700000, 3000000);
+        node->config.quarantine_us = kvf_dice_between(&dice, 300000, 1500000);
         node->config.window_bytes = kvf_dice_between(&dice, 64, 8192);
         node->config.window_pieces = (uint32_t)kvf_dice_between(&dice, 64, 256);
         node->config.heartbeat_us = world->heartbeat_us;

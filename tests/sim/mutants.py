@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Each guard is removed in turn, and something must notice.
+
+    tests/sim/mutants.py KVFERRY_SIM_MUTANTS UNIT_TEST...
+"""
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+
+# Who notices first: a scenario of the simulator, with the seeds that it takes (twice as many are
+# run), or a unit test.
+NOTICED_BY = {
+}
+
+
+def run(mutant, *command):
+    env = dict(os.environ, KVF_MUTANT=mutant) if mutant else os.environ
+    return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True,
+                          check=False)
+
+
+def notices(mutant, sim, units):
+    """Whether something notices this mutant; without one, nothing may."""
+    by, n = NOTICED_BY[mutant]
+    if by in units:
+        return run(mutant, units[by], "-j1").returncode != 0
+    done = run(mutant, sim, "--scenario", by, "--seeds", 2 * n, "--no-shorten")
+    return done.returncode == 1 and "kvferry sim: seed" in done.stderr
+
+
+def main():
+    sim, *rest = sys.argv[1:]
+    units = {pathlib.Path(path).name.removeprefix("mutants-"): path for path in rest}
+    names = run("list", sim).stdout.split()
+    wrong = []
+    if set(names) != set(NOTICED_BY) or len(names) < 15:
+        wrong.append(f"the list here and the program's differ: {set(names) ^ set(NOTICED_BY)}")
+    for stem, path in units.items():
+        if run(None, path, "-j1").returncode != 0:
+            wrong.append(f"{stem} fails without a mutant")
+    for by, n in set(NOTICED_BY.values()):
+        if by not in units and run(None, sim, "--scenario", by, "--seeds", 2 * n).returncode != 0:
+            wrong.append(f"scenario {by} finds something without a mutant")
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        known = [name for name in names if name in NOTICED_BY]
+        for name, seen in zip(known, pool.map(lambda m: notices(m, sim, units), known)):
+            print(f"{name:24} {'noticed by' if seen else 'NOT noticed by'} {NOTICED_BY[name][0]}")
+            if not seen:
+                wrong.append(f"nobody notices {name}")
+    for what in wrong:
+        print("not so:", what)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
