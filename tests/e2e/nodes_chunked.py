@@ -85,6 +85,20 @@ class ChunkedTest(ClusterTest):
             self.assertIs(answer["verified"], True)
         self.finish()
 
+    def test_a_prompt_again_in_the_least_pool(self):
+        """Its last page is found, is offered to the decode node, and there is no other one to compute the token in."""
+        least = 98304 + 491520 * (1 + -(-(512 + 48 - 2) // BLOCK))  # a window and a chunk, and one page without a window
+        prefill = self.node("prefill", engine__chunk_tokens=48, pool__bytes=least)
+        decode = self.node("decode")
+        self.assertEqual({pool["group"]: pool["total"] for pool in prefill.status()["pools"]}, {"full": 1, "swa": 19})
+        for prompt in (1, 31, 32):
+            for again in range(3):
+                first = prefill.prefill("l-%d-%d" % (prompt, again), prompt, hash_ids=[prompt], timeout_ms=10000)
+                self.assertEqual((first.status, first.json.get("cached_tokens")), (200, 0), first)
+                answer = decode.decode("l-%d-%d" % (prompt, again), first.json["kv_transfer_params"], hash_ids=[prompt])
+                self.assertIs(answer.json["verified"], True, answer)
+        self.finish()
+
     def test_cancel_between_chunks(self):
         prefill, decode = self.pair(engine__prefill_tokens_per_s=1000, engine__chunk_tokens=32)
         asking = Asking(lambda: prefill.prefill("slow", 2000))

@@ -84,6 +84,8 @@ class Cache:
     def find(self, ids, prompt):
         """Tokens of a prompt that are there."""
         most = prompt if self.generation else prompt - 1
+        if self.chunks:  # the first chunk begins at the edge of a block
+            most = most // self.block * self.block
         lengths = [most] + list(range(self.block, most, self.block))[::-1]
         return next((n for n in lengths if self.holds(ids, prompt, n)), 0)
 

@@ -226,6 +226,35 @@ Test(blocks, chunks_hold_a_window_and_a_chunk) {
     end();
 }
 
+/* A block that is found in part is computed again, in a page of the lease's own. */
+Test(blocks, chunks_go_on_at_the_edge_of_a_block) {
+    static const struct {
+        int64_t prompt, cached;
+    } rows[] = {{1, 0}, {31, 0}, {32, 0}, {33, 32}, {600, 576}, {608, 576}, {609, 608}};
+    make(UINT64_C(80) << 20, false, 100);
+    for (size_t k = 0; k < sizeof(rows) / sizeof(rows[0]); k++) {
+        const int64_t ids[] = {10 * (int64_t)k, 10 * (int64_t)k + 1};
+        int64_t prompt = rows[k].prompt, n_blocks = (prompt + 31) / 32;
+        kvf_lease_t first, second;
+        cr_assert_eq(open_one(prompt, 0, 0, ids, &first), KVF_OK);
+        cr_assert_eq(kvf_blocks_append(blocks, &first, prompt), KVF_OK);
+        cr_assert_eq(kvf_blocks_settle(blocks, &first, prompt), KVF_OK);
+        cr_assert_eq(open_one(prompt, 0, 0, ids, &second), KVF_OK);
+        cr_assert_eq(kvf_seq_cached_tokens(second.seq), rows[k].cached, "prompt of %d",
+                     (int)prompt);
+        cr_assert_eq(kvf_seq_table(second.seq, 0).n_blocks, rows[k].cached / 32);
+        cr_assert_eq(kvf_blocks_append(blocks, &second, prompt - rows[k].cached), KVF_OK);
+        for (int64_t i = 0; i < n_blocks; i++) {
+            bool shared =
+                kvf_seq_table(first.seq, 0).slots[i] == kvf_seq_table(second.seq, 0).slots[i];
+            cr_assert_eq(shared, i < rows[k].cached / 32, "ordinal %d", (int)i);
+        }
+        kvf_blocks_close(blocks, &second);
+        kvf_blocks_close(blocks, &first);
+    }
+    end();
+}
+
 /* Requests one after the other fill the pool several times: the oldest pages make room. */
 Test(blocks, what_is_cached_makes_room) {
     make(UINT64_C(24) << 20, true, 0);

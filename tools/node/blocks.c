@@ -150,6 +150,19 @@ static void close_lease(kvf_blocks_t *blocks, kvf_lease_t *lease) {
     *lease = (kvf_lease_t){.seq = NULL};
 }
 
+/* How much of a prompt may be found: the context side computes the last token in any case. In
+ * chunks it goes on at the edge of a block: the page of a block that was found in part cannot be
+ * written, for others and the request's own send read it, and a copy is one page more than was set
+ * aside. */
+static int64_t most_cached(const kvf_blocks_t *blocks, int64_t prompt) {
+    const kvf_blocks_config_t *config = &blocks->config;
+    int64_t t = blocks->pools->layout->groups[0].tokens_per_block; /* that of every group */
+    if (config->generation_side) {
+        return prompt;
+    }
+    return config->chunk_tokens == 0 ? prompt - 1 : (prompt - 1) / t * t;
+}
+
 kvf_status_t kvf_blocks_open(kvf_blocks_t *blocks, const kvf_lengths_t *lengths,
                              const kvf_content_t *content, kvf_lease_t *lease_p,
                              kvf_detail_t *detail) {
@@ -170,8 +183,7 @@ kvf_status_t kvf_blocks_open(kvf_blocks_t *blocks, const kvf_lengths_t *lengths,
                                  .allocated_tokens = lease.capacity_tokens,
                                  .content_ids = reuse ? content->ids : NULL,
                                  .n_content_ids = content->n_ids,
-                                 .max_cached_tokens =
-                                     config->generation_side ? prompt : prompt - 1};
+                                 .max_cached_tokens = most_cached(blocks, prompt)};
     (void)pthread_mutex_lock(&blocks->lock);
     if (config->chunk_tokens > 0) {
         status = set_aside(blocks, need, &lease);

@@ -54,8 +54,8 @@ KVF_CHECK kvf_status_t kvf_blocks_fit(const kvf_blocks_t *blocks, const kvf_leng
 /**
  * Start a request. What the index knows of its prompt is its own or shared from now on
  * (kvf_seq_cached_tokens()). In one step: all of its pages are there, and its length is that of the
- * prompt. In chunks: its length is what was found, and the pages that it will need are set aside,
- * so that it does not wait for other requests any more.
+ * prompt. In chunks: its length is what was found, whole blocks, and the pages that it will need
+ * are set aside, so that it does not wait for other requests any more.
  *
  * @param content       Borrowed. Without ids the request takes no part in reuse. Nor does it where
  *                      the pool has no room for the windows in front of a prefix besides its own.
