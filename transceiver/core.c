@@ -359,8 +359,10 @@ kvf_status_t kvf_core_create(const kvf_core_config_t *config, kvf_core_t **core_
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         core->n_layers += core->layout.groups[g].n_layers;
     }
+    /* Before anything can fail: what the copied configuration points to is not ours. */
+    kvf_status_t status = copy_strings(core, config->agent);
     core->layers = kvf_calloc(core->alloc, core->n_layers, sizeof(*core->layers));
-    if (core->layers == NULL || copy_strings(core, config->agent) != KVF_OK) {
+    if (status != KVF_OK || core->layers == NULL) {
         kvf_core_destroy(core);
         return KVF_ERR_NO_MEMORY;
     }
