@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The N-th allocation, the N-th call of the mover, and the N-th socket call fail, for all N, while
+ * two agents with real loops and sockets make one transfer. However it ends: every open that was
+ * accepted has one result and one released event, good ones have the right bytes, all pages come
+ * back, nothing leaks, nothing hangs.
+ *
+ * Socket calls are those of the C library, which this program defines itself: libuv calls them
+ * through its symbol table, and so comes here.
+ */
+#define _GNU_SOURCE /* accept4(), RTLD_NEXT */
+#include "../support/leaks.h"
+
+#include "transceiver/agent_impl.h"
+#include "transceiver/mover/sim.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define BLOCKS 8
+#define T 16
+#define PROMPT (BLOCKS * T - 5)
+#define CACHED (3 * T)
+#define N_PAGES 12
+#define PATIENCE_US UINT64_C(20000000)
+
+/* ---- what fails ------------------------------------------------------------------------------ */
+
+/* Counts the calls of one kind; the fail_at-th fails. */
+typedef struct injector {
+    bool armed;
+    uint64_t calls, fail_at;
+} injector_t;
+
+static injector_t sockets, movers;
+
+static bool fails(injector_t *injector) {
+    return injector->armed && ++injector->calls == injector->fail_at;
+}
+
+static bool is_inet(int fd) {
+    int domain = 0;
+    socklen_t len = sizeof(domain);
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) == 0 && domain == AF_INET;
+}
+
+static bool socket_fails(int fd, int error) {
+    if (sockets.armed && is_inet(fd) && fails(&sockets)) {
+        errno = error;
+        return true;
+    }
+    return false;
+}
+
+#define REAL(name) ((__typeof__(&(name)))(uintptr_t)dlsym(RTLD_NEXT, #name))
+
+int socket(int domain, int type, int protocol) {
+    if (domain == AF_INET && fails(&sockets)) {
+        errno = EMFILE;
+        return -1;
+    }
+    return REAL(socket)(domain, type, protocol);
+}
+
+int bind(int fd, __CONST_SOCKADDR_ARG addr, socklen_t len) {
+    return socket_fails(fd, EACCES) ? -1 : REAL(bind)(fd, addr, len);
+}
+
+int listen(int fd, int backlog) {
+    return socket_fails(fd, EADDRINUSE) ? -1 : REAL(listen)(fd, backlog);
+}
+
+int accept4(int fd, __SOCKADDR_ARG addr, socklen_t *len, int flags) {
+    return socket_fails(fd, ECONNABORTED) ? -1 : REAL(accept4)(fd, addr, len, flags);
+}
+
+int connect(int fd, __CONST_SOCKADDR_ARG addr, socklen_t len) {
+    return socket_fails(fd, ENETUNREACH) ? -1 : REAL(connect)(fd, addr, len);
+}
+
+int getsockname(int fd, __SOCKADDR_ARG addr, socklen_t *len) {
+    return socket_fails(fd, ENOBUFS) ? -1 : REAL(getsockname)(fd, addr, len);
+}
+
+int getpeername(int fd, __SOCKADDR_ARG addr, socklen_t *len) {
+    return socket_fails(fd, ENOTCONN) ? -1 : REAL(getpeername)(fd, addr, len);
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
+    return socket_fails(fd, ENOBUFS) ? -1 : REAL(setsockopt)(fd, level, name, value, len);
+}
+
+int shutdown(int fd, int how) {
+    return socket_fails(fd, ENOTCONN) ? -1 : REAL(shutdown)(fd, how);
+}
+
+ssize_t read(int fd, void *buf, size_t n) {
+    return socket_fails(fd, ECONNRESET) ? -1 : REAL(read)(fd, buf, n);
+}
+
+ssize_t write(int fd, const void *buf, size_t n) {
+    return socket_fails(fd, EPIPE) ? -1 : REAL(write)(fd, buf, n);
+}
+
+ssize_t writev(int fd, const struct iovec *iov, int n) {
+    return socket_fails(fd, ENOBUFS) ? -1 : REAL(writev)(fd, iov, n);
+}
+
+/* A mover that stacks on a simulated one: making it, connecting, posting, and windows that are
+ * under way may fail. */
+typedef struct faulty_mover {
+    kvf_mover_t base;
+    kvf_mover_ops_t ops;
+    kvf_mover_t *below;
+    kvf_mover_sink_t sink;
+} faulty_mover_t;
+
+static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+    const faulty_mover_t *faulty = ctx;
+    faulty->sink.land(faulty->sink.ctx, chunk, data);
+}
+
+static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
+    const faulty_mover_t *faulty = ctx;
+    faulty->sink.moved(faulty->sink.ctx, window, fails(&movers) ? KVF_ERR_IO : status);
+}
+
+static void on_broken(void *ctx, uint64_t peer, const char *why) {
+    const faulty_mover_t *faulty = ctx;
+    faulty->sink.broken(faulty->sink.ctx, peer, why);
+}
+
+static void faulty_destroy(kvf_mover_t *base) {
+    faulty_mover_t *faulty = (faulty_mover_t *)base;
+    faulty->below->ops->destroy(faulty->below);
+    free(faulty);
+}
+
+static kvf_status_t faulty_address(kvf_mover_t *base, void *buf, size_t cap, size_t *bytes_p) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return fails(&movers) ? KVF_ERR_RANGE : below->ops->address(below, buf, cap, bytes_p);
+}
+
+static kvf_status_t faulty_connect(kvf_mover_t *base, uint64_t peer, const void *address,
+                                   size_t bytes, kvf_detail_t *detail) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return fails(&movers) ? kvf_fail(detail, KVF_ERR_IO, "on purpose")
+                          : below->ops->connect(below, peer, address, bytes, detail);
+}
+
+static void faulty_disconnect(kvf_mover_t *base, uint64_t peer) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    below->ops->disconnect(below, peer);
+}
+
+static kvf_status_t faulty_post(kvf_mover_t *base, kvf_window_t *window) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return fails(&movers) ? KVF_ERR_PEER_LOST : below->ops->post(below, window);
+}
+
+static unsigned faulty_progress(kvf_mover_t *base) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return below->ops->progress(below);
+}
+
+static int faulty_fd(kvf_mover_t *base) {
+    (void)base;
+    return -1;
+}
+
+static bool faulty_arm(kvf_mover_t *base) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return below->ops->arm(below);
+}
+
+static uint64_t faulty_max_sleep_us(kvf_mover_t *base) {
+    kvf_mover_t *below = ((faulty_mover_t *)base)->below;
+    return below->ops->max_sleep_us(below);
+}
+
+static kvf_sim_net_t *net;
+
+static kvf_status_t make_mover(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
+                               kvf_mover_t **mover_p, kvf_detail_t *detail) {
+    (void)ucx;
+    faulty_mover_t *faulty = calloc(1, sizeof(*faulty));
+    const kvf_mover_sink_t inner = {on_land, on_moved, on_broken, faulty};
+    faulty->sink = *sink;
+    if (fails(&movers)) {
+        free(faulty);
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "on purpose");
+    }
+    cr_assert_eq(kvf_mover_sim_create(net, *(const uint64_t *)ctx, &inner, &faulty->below), KVF_OK);
+    faulty->ops = (kvf_mover_ops_t){
+        faulty->below->ops->name, true,        faulty_destroy,  faulty_address, faulty_connect,
+        faulty_disconnect,        faulty_post, faulty_progress, faulty_fd,      faulty_arm,
+        faulty_max_sleep_us};
+    faulty->base.ops = &faulty->ops;
+    *mover_p = &faulty->base;
+    return KVF_OK;
+}
+
+/* ---- two agents ------------------------------------------------------------------------------ */
+
+static const kvf_layout_t layout = {
+    .n_groups = 2,
+    .groups = {{.name = "full",
+                .n_layers = 2,
+                .layers = {0, 2},
+                .tokens_per_block = T,
+                .kv_heads = 1,
+                .head_dim = 64,
+                .kv_factor = 2,
+                .dtype = KVF_DTYPE_BF16},
+               {.name = "swa",
+                .n_layers = 1,
+                .layers = {1},
+                .window = 40,
+                .tokens_per_block = T,
+                .kv_heads = 1,
+                .head_dim = 64,
+                .kv_factor = 2,
+                .dtype = KVF_DTYPE_BF16}},
+};
+
+typedef struct side {
+    uint64_t number;
+    kvf_agent_t *agent;
+    kvf_alloc_fail_t memory;
+    kvf_pool_t *pools[2];
+    int32_t slots[2][BLOCKS];
+    kvf_table_t tables[2];
+    bool open;
+    uint64_t id;
+    int results, releases, progress;
+    kvf_status_t status;
+    char message[KVF_DETAIL_BYTES];
+} side_t;
+
+static side_t ctx, gen;
+
+static void on_event(void *arg, const kvf_event_t *event) {
+    side_t *side = arg;
+    side->progress += event->kind == KVF_EVENT_PROGRESS;
+    side->results += event->kind == KVF_EVENT_RESULT;
+    side->releases += event->kind == KVF_EVENT_RELEASED;
+    if (event->kind == KVF_EVENT_RESULT) {
+        side->status = event->status;
+        (void)snprintf(side->message, sizeof(side->message), "%s", event->message);
+    }
+}
+
+static void be_silent(void *arg, int level, const char *text) {
+    (void)arg;
+    (void)level;
+    (void)text;
+}
+
+/* An agent that has not been started. Its pools, and UCX, which is not used, outlive all runs. */
+static void side_make(side_t *side, uint64_t number) {
+    kvf_agent_config_t config;
+    kvf_detail_t detail = {""};
+    kvf_agent_config_init(&config);
+    config.instance = number == 1 ? "ctx" : "gen";
+    config.control_listen = "127.0.0.1:0";
+    config.layout = &layout;
+    config.cluster_key[5] = 1;
+    config.log = be_silent;
+    config.heartbeat_us = 20000;
+    config.suspect_us = 60000;
+    config.lost_us = 150000;
+    config.lease_us = 300000;
+    config.quarantine_us = 100000;
+    *side = (side_t){.number = number};
+    cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
+    side->agent->make_mover = make_mover;
+    side->agent->make_mover_ctx = &side->number;
+    for (uint32_t g = 0; g < 2; g++) {
+        const kvf_pool_desc_t desc = {g, "host", N_PAGES};
+        cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK);
+    }
+}
+
+static uint8_t byte_at(uint32_t g, int block, uint64_t i) {
+    return (uint8_t)(g * 101 + (unsigned)block * 7 + i * 13 + i / 251 + 1);
+}
+
+static void side_take(side_t *side) {
+    for (uint32_t g = 0; g < 2; g++) {
+        cr_assert_eq(kvf_pool_acquire(side->pools[g], BLOCKS, side->slots[g]), KVF_OK);
+        side->tables[g] = (kvf_table_t){side->slots[g], BLOCKS};
+        for (int b = 0; b < BLOCKS; b++) {
+            uint8_t *page = kvf_pool_page(side->pools[g], side->slots[g][b]);
+            for (uint64_t i = 0; i < kvf_group_block_bytes(&layout.groups[g]); i++) {
+                page[i] = side == &ctx ? byte_at(g, b, i) : 0;
+            }
+        }
+    }
+}
+
+/* Bytes of the blocks from `first` on that are live and not as the source has them. */
+static uint64_t wrong_bytes(int first) {
+    uint64_t wrong = 0;
+    for (uint32_t g = 0; g < 2; g++) {
+        for (int b = first; b < BLOCKS; b++) {
+            const uint8_t *page = kvf_pool_page(gen.pools[g], gen.slots[g][b]);
+            bool live = g == 0 || (b + 1) * T > PROMPT - 39;
+            for (uint64_t i = 0; live && i < kvf_group_block_bytes(&layout.groups[g]); i++) {
+                wrong += page[i] != byte_at(g, b, i);
+            }
+        }
+    }
+    return wrong;
+}
+
+static void side_give(side_t *side) {
+    for (uint32_t g = 0; g < 2; g++) {
+        kvf_pool_info_t info;
+        cr_expect_eq(kvf_pool_release(side->pools[g], BLOCKS, side->slots[g]), KVF_OK);
+        kvf_pool_get_info(side->pools[g], &info);
+        cr_expect_eq(info.free, N_PAGES, "all pages are back");
+    }
+}
+
+/* As kvf_agent_destroy(), but what outlives the runs stays. */
+static void side_stop(side_t *side) {
+    if (side->agent->loop != NULL) {
+        kvf_core_shutdown(side->agent->core);
+        cr_expect(kvf_loop_wait_quiet(side->agent->loop, PATIENCE_US));
+        kvf_core_goodbye(side->agent->core);
+        kvf_loop_destroy(side->agent->loop);
+        side->agent->loop = NULL;
+    }
+    cr_expect_eq(side->memory.live, 0, "%d allocations leaked", (int)side->memory.live);
+}
+
+static uint64_t now_us(void) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    return clock->now_us(clock->ctx);
+}
+
+static bool holding; /* chunks wait */
+
+static void turn(void) {
+    kvf_agent_progress(ctx.agent);
+    kvf_agent_progress(gen.agent);
+    if (!holding) {
+        kvf_sim_net_run(net);
+    }
+}
+
+static bool over(const side_t *side) {
+    return !side->open || (side->results > 0 && side->releases > 0);
+}
+
+/* ---- the scenarios --------------------------------------------------------------------------- */
+
+typedef enum scenario { WHOLE, CHUNKED, CANCEL_SEND, CANCEL_RECV, HIT, N_SCENARIOS } scenario_t;
+static const char *const scenario_names[] = {"whole", "chunked", "cancelled send",
+                                             "cancelled receive", "prefix hit"};
+
+static kvf_status_t offer(scenario_t scenario, char *ticket) {
+    kvf_send_desc_t desc = {.request_id = "r",
+                            .lengths = {.prompt_len = PROMPT},
+                            .allocated_tokens = PROMPT,
+                            .tables = ctx.tables,
+                            .n_tables = 2,
+                            .chunked = scenario == CHUNKED,
+                            .timeout_us = 400000};
+    kvf_send_t send;
+    kvf_status_t status = kvf_send_open(ctx.agent, &desc, on_event, &ctx, &send, NULL);
+    ctx.open = status == KVF_OK;
+    ctx.id = send.id;
+    return status == KVF_OK ? kvf_send_ticket(ctx.agent, send, ticket, KVF_TICKET_BYTES) : status;
+}
+
+static kvf_status_t fetch(scenario_t scenario, const char *ticket) {
+    kvf_recv_desc_t desc = {.request_id = "r",
+                            .ticket = ticket,
+                            .lengths = {.prompt_len = PROMPT},
+                            .allocated_tokens = PROMPT,
+                            .cached_tokens = scenario == HIT ? CACHED : 0,
+                            .tables = gen.tables,
+                            .n_tables = 2,
+                            .timeout_us = 400000};
+    kvf_recv_t recv;
+    kvf_status_t status = kvf_recv_open(gen.agent, &desc, on_event, &gen, &recv, NULL);
+    gen.open = status == KVF_OK;
+    gen.id = recv.id;
+    return status;
+}
+
+static kvf_status_t prefill(scenario_t scenario) {
+    const int32_t first = 42;
+    const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
+    const kvf_send_t send = {ctx.id};
+    int64_t step = scenario == CHUNKED ? 37 : PROMPT;
+    kvf_status_t status = KVF_OK;
+    for (int64_t from = 0; from < PROMPT && status == KVF_OK; from += step) {
+        int64_t end = from + step < PROMPT ? from + step : PROMPT;
+        const kvf_range_t range = {.layer_end = 3, .token_end = end};
+        status = kvf_send_ready(ctx.agent, send, &range, NULL, NULL);
+        for (int i = 0; i < 5 && scenario == CHUNKED; i++) {
+            turn();
+        }
+    }
+    return status == KVF_OK ? kvf_send_finish(ctx.agent, send, &aux, NULL) : status;
+}
+
+/* One transfer, as an engine and an orchestrator do it: what an error makes useless is cancelled.
+ */
+static void transfer(scenario_t scenario) {
+    char ticket[KVF_TICKET_BYTES];
+    kvf_status_t status = offer(scenario, ticket);
+    if (status == KVF_OK) {
+        status = fetch(scenario, ticket);
+    }
+    if (status == KVF_OK) {
+        status = prefill(scenario);
+    }
+    if (status != KVF_OK && ctx.open) {
+        (void)kvf_send_cancel(ctx.agent, (kvf_send_t){ctx.id}, KVF_ERR_PREFILL_FAILED);
+    }
+    uint64_t end_us = now_us() + PATIENCE_US;
+    while (!(over(&ctx) && over(&gen))) {
+        cr_assert(now_us() < end_us, "%s hangs", scenario_names[scenario]);
+        turn();
+        if (holding && kvf_sim_net_pending(net) > 0) {
+            (void)kvf_sim_net_step(net, 0); /* one chunk leaves, and arrives */
+            (void)kvf_sim_net_step(net, 0);
+            turn();
+            holding = false;
+            if (scenario == CANCEL_SEND) {
+                (void)kvf_send_cancel(ctx.agent, (kvf_send_t){ctx.id}, KVF_ERR_CANCELLED);
+            } else {
+                (void)kvf_recv_cancel(gen.agent, (kvf_recv_t){gen.id});
+            }
+        }
+        (void)usleep(200);
+    }
+}
+
+static void expect_one_end(const side_t *side, int n) {
+    cr_expect_eq(side->results, side->open, "call %d", n);
+    cr_expect_eq(side->releases, side->open, "call %d", n);
+}
+
+/* Start both agents, make a transfer, stop them. */
+static void run(scenario_t scenario, int n) {
+    static const kvf_sim_config_t config = {true, 4096, NULL, NULL};
+    cr_assert_eq(kvf_sim_net_create(&config, kvf_alloc_default(), &net), KVF_OK);
+    side_take(&ctx);
+    side_take(&gen);
+    bool started = true;
+    for (side_t *side = &ctx;; side = &gen) {
+        side->open = false;
+        side->results = side->releases = side->progress = 0;
+        side->agent->alloc = &side->memory.table;
+        started = started && kvf_agent_start(side->agent, NULL) == KVF_OK;
+        if (side == &gen) {
+            break;
+        }
+    }
+    holding = scenario == CANCEL_SEND || scenario == CANCEL_RECV;
+    if (started) {
+        transfer(scenario);
+        expect_one_end(&ctx, n);
+        expect_one_end(&gen, n);
+    }
+    bool good = started && gen.open && gen.status == KVF_OK;
+    holding = false;
+    cr_expect(!good || wrong_bytes(scenario == HIT ? CACHED / T : 0) == 0, "call %d", n);
+    sockets.armed = movers.armed = false;
+    ctx.memory.fail_at = gen.memory.fail_at = 0;
+    side_stop(&ctx);
+    side_stop(&gen);
+    side_give(&ctx);
+    side_give(&gen);
+    kvf_sim_net_destroy(net);
+}
+
+static void expect_undisturbed(scenario_t scenario) {
+    cr_assert(ctx.open && gen.open);
+    bool cancels = scenario == CANCEL_SEND || scenario == CANCEL_RECV;
+    kvf_status_t want = cancels ? KVF_ERR_CANCELLED : KVF_OK;
+    cr_expect_eq(ctx.status, want, "%s: %s", scenario_names[scenario], ctx.message);
+    cr_expect_eq(gen.status, want, "%s: %s", scenario_names[scenario], gen.message);
+}
+
+static void open_all(void) {
+    (void)signal(SIGPIPE, SIG_IGN);
+    side_make(&ctx, 1);
+    side_make(&gen, 2);
+    kvf_alloc_fail_init(&ctx.memory, 0);
+    kvf_alloc_fail_init(&gen.memory, 0);
+}
+
+static void close_all(void) {
+    cr_expect_eq(kvf_agent_destroy(ctx.agent), KVF_OK);
+    cr_expect_eq(kvf_agent_destroy(gen.agent), KVF_OK);
+    check_leaks();
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+ParameterizedTestParameters(torture, nth_allocation) {
+    static int scenarios[N_SCENARIOS] = {WHOLE, CHUNKED, CANCEL_SEND, CANCEL_RECV, HIT};
+    return cr_make_param_array(int, scenarios, N_SCENARIOS);
+}
+
+ParameterizedTest(int *param, torture, nth_allocation, .timeout = 300) {
+    scenario_t scenario = (scenario_t)*param;
+    open_all();
+    for (int k = 0; k < 2; k++) {
+        side_t *side = k == 0 ? &ctx : &gen;
+        uint64_t n = 0;
+        for (bool failed = true; failed;) {
+            kvf_alloc_fail_init(&ctx.memory, 0);
+            kvf_alloc_fail_init(&gen.memory, 0);
+            side->memory.fail_at = ++n;
+            uint64_t before = side->memory.calls;
+            run(scenario, (int)n);
+            failed = side->memory.calls - before >= n;
+        }
+        cr_expect_gt(n, 40, "allocations were counted");
+        (void)fprintf(stderr, "%s: %d allocations of %s\n", scenario_names[scenario], (int)n - 1,
+                      k == 0 ? "ctx" : "gen");
+        expect_undisturbed(scenario);
+    }
+    close_all();
+}
+
+static void nth_call(injector_t *injector, scenario_t scenario, uint64_t least, const char *what) {
+    uint64_t n = 0;
+    open_all();
+    do {
+        *injector = (injector_t){.armed = true, .fail_at = ++n};
+        run(scenario, (int)n);
+    } while (injector->calls >= n);
+    cr_expect_gt(n, least, "%s were counted", what);
+    (void)fprintf(stderr, "%s: %d %s\n", scenario_names[scenario], (int)n - 1, what);
+    expect_undisturbed(scenario);
+    close_all();
+}
+
+ParameterizedTestParameters(torture, nth_mover_call) {
+    static int scenarios[N_SCENARIOS] = {WHOLE, CHUNKED, CANCEL_SEND, CANCEL_RECV, HIT};
+    return cr_make_param_array(int, scenarios, N_SCENARIOS);
+}
+
+ParameterizedTest(int *param, torture, nth_mover_call, .timeout = 300) {
+    nth_call(&movers, (scenario_t)*param, 6, "calls of movers");
+}
+
+ParameterizedTestParameters(torture, nth_socket_call) {
+    static int scenarios[N_SCENARIOS] = {WHOLE, CHUNKED, CANCEL_SEND, CANCEL_RECV, HIT};
+    return cr_make_param_array(int, scenarios, N_SCENARIOS);
+}
+
+ParameterizedTest(int *param, torture, nth_socket_call, .timeout = 300) {
+    nth_call(&sockets, (scenario_t)*param, 20, "socket calls");
+}
