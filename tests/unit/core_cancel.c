@@ -144,6 +144,24 @@ Test(core_cancel, deadline_ends_both_sides) {
 
 /* The lease is for a receiver to come. One that came after 10 of its 30 seconds has 30 of its own.
  */
+/* A receiver that lives and never ends a transfer: its time runs out at the sender, too. */
+Test(core_cancel, a_receiver_that_does_not_end_a_transfer) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    p.ctx->ahead_us = 31900000; /* 30 s, and 2 s for the receiver to say so */
+    cluster_run(p.cluster);
+    cr_expect_eq(p.sent.results, 0);
+    p.ctx->ahead_us += 200000;
+    cluster_run(p.cluster);
+    cr_expect_eq(p.sent.status, KVF_ERR_DEADLINE, "%s", p.sent.message);
+    cluster_hold_chunks(p.cluster, false);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, KVF_ERR_DEADLINE, "%s", p.got.message);
+    pair_close(&p);
+}
+
 Test(core_cancel, the_lease_ends_when_a_receiver_comes) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){0}, 100);

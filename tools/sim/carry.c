@@ -236,6 +236,9 @@ static void moved(node_t *node, job_t *job) {
         at = &(*at)->next;
     }
     *at = job->next;
+    if (job->status == KVF_ERR_IO) {
+        engine_moved_badly(node, &window->transfer);
+    }
     world_note(node->world, "%s: a window of transfer %u is %s", node->name,
                (unsigned)window->transfer.counter, kvf_status_name(job->status));
     kvf_core_moved(node->core, window, job->status);

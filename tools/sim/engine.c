@@ -456,6 +456,19 @@ void engine_event(node_t *node, const event_t *event) {
     }
 }
 
+void engine_moved_badly(node_t *node, const kvf_transfer_id_t *transfer) {
+    for (op_t *op = node->world->ops; op != NULL; op = op->next) {
+        const node_t *to = &node->world->nodes[op->node];
+        op_t *send = &op->request->send;
+        if (!op->is_send && op->id == transfer->counter && !op->lost && to->core != NULL &&
+            kvf_incarnation_equal(kvf_core_incarnation(to->core), &transfer->receiver) &&
+            send->node == node->idx && send->life == node->life && !send->ended) {
+            send->due_us = node->world->now_us;
+            send->paused_us = node->paused_us;
+        }
+    }
+}
+
 void engine_drop(node_t *node) {
     for (op_t *op = node->world->ops; op != NULL; op = op->next) {
         op->lost |= op->node == node->idx && op->life == node->life;

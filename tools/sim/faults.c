@@ -67,6 +67,7 @@ void fault_begin(kvf_world_t *world, kvf_fault_t fault, uint64_t seed) {
     draw_pair(world, &dice, &a, &b);
     switch (fault) {
     case KVF_FAULT_CUT:
+    case KVF_FAULT_RECONNECT:
     case KVF_FAULT_PARTITION:
     case KVF_FAULT_BREAK:
         world_note(world, "FAULT %s: %s and %s, until %u.%03u", kvf_fault_name(fault),
@@ -80,7 +81,10 @@ void fault_begin(kvf_world_t *world, kvf_fault_t fault, uint64_t seed) {
     }
     switch (fault) {
     case KVF_FAULT_CUT:
-        wire_cut(world, a, b, &dice);
+        wire_cut(world, a, b, 0, CUT_NOTICED_US, &dice);
+        break;
+    case KVF_FAULT_RECONNECT:
+        wire_cut(world, a, b, HANDSHAKE_OVER_US, 1000, &dice);
         break;
     case KVF_FAULT_PARTITION:
         world->parted_us[a][b] = world->parted_us[b][a] = end_us;

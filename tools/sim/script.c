@@ -6,6 +6,9 @@
 static const kvf_scenario_t scenarios[] = {
     {.name = "calm", .help = "no faults: every request must succeed"},
     {.name = "ends", .help = "cancels, deadlines, tickets used twice; no faults", .ends = true},
+    {.name = "reconnect",
+     .help = "connections break and are made again: every request must succeed",
+     .weights = {[KVF_FAULT_RECONNECT] = 1}},
     {.name = "network",
      .help = "connections break, nodes do not reach each other",
      .ends = true,
@@ -62,7 +65,7 @@ static const kvf_scenario_t scenarios[] = {
     {.name = "storm",
      .help = "everything at once",
      .ends = true,
-     .weights = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+     .weights = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
 };
 
 #define N_SCENARIOS (sizeof(scenarios) / sizeof(scenarios[0]))

@@ -15,6 +15,7 @@
 /* X(NAME, "name"): the kinds of faults. */
 #define KVF_FAULT_MAP(X)                                                                           \
     X(CUT, "cut")             /* control connections of two nodes break */                         \
+    X(RECONNECT, "reconnect") /* the same, noticed at once: no transfer ends by it */              \
     X(PARTITION, "partition") /* nothing passes between two nodes for a while */                   \
     X(CRASH, "crash")         /* a process dies; another starts at its address, perhaps at once */ \
     X(PAUSE, "pause")         /* a process stands still, perhaps longer than it may be silent */   \

@@ -18,7 +18,7 @@ static void refuse(op_t *op, const char *what) {
 static bool unharmed(const kvf_world_t *world) {
     uint64_t faults = 0;
     for (int fault = 0; fault < KVF_FAULTS; fault++) {
-        faults += world->outcome->faults[fault];
+        faults += fault == KVF_FAULT_RECONNECT ? 0 : world->outcome->faults[fault];
     }
     return faults == 0;
 }
@@ -86,11 +86,15 @@ static void on_result(op_t *op, const kvf_event_t *event) {
                    node_of(op)->name, op->is_send ? "send" : "receive", request->id,
                    kvf_status_name(event->status), event->message);
     }
+    if (event->status == KVF_ERR_INTERNAL) {
+        refuse(op, event->message);
+    }
+    uint64_t stood = node_of(op)->paused_us - op->paused_us;
+    if (op->due_us != 0 && world->now_us > op->due_us + stood) {
+        refuse(op, op->is_send ? "its result comes long after a window failed"
+                               : "its result comes after its deadline");
+    }
     if (!op->is_send) {
-        uint64_t stood = node_of(op)->paused_us - op->paused_us;
-        if (world->now_us > op->due_us + stood) {
-            refuse(op, "its result comes after its deadline");
-        }
         if (event->status == KVF_OK) {
             check_received(op, event);
         }

@@ -70,6 +70,7 @@ kvf_status_t wire_dial(void *ctx, const char *address, uint64_t *conn_p, kvf_det
     }
     wire_t *wire = arena_take(&world->arena, sizeof(*wire));
     wire->ends[0] = (wire_end_t){.node = node->idx, .life = node->life, .open = true};
+    wire->made_us = world->now_us;
     wire->ends[1] = (wire_end_t){.node = to, .life = WORLD_ANY_LIFE, .open = false};
     world->wires[world->n_wires++] = wire;
     *conn_p = 2 * world->n_wires - 1;
@@ -190,20 +191,22 @@ static void tell_later(kvf_world_t *world, uint64_t conn, bool deaf, uint64_t de
     }
 }
 
-static void cut(kvf_world_t *world, size_t idx, kvf_dice_t *dice) {
+static void cut(kvf_world_t *world, size_t idx, uint64_t noticed_us, kvf_dice_t *dice) {
     world->wires[idx]->cut = true;
     for (uint64_t conn = 2 * idx + 1; conn <= 2 * idx + 2; conn++) {
         bool deaf = kvf_dice_hit(dice, 500);
-        tell_later(world, conn, deaf, kvf_dice_delay(dice, 1000, CUT_NOTICED_US));
+        tell_later(world, conn, deaf, kvf_dice_delay(dice, 1000, noticed_us));
     }
 }
 
-void wire_cut(kvf_world_t *world, uint32_t a, uint32_t b, kvf_dice_t *dice) {
+void wire_cut(kvf_world_t *world, uint32_t a, uint32_t b, uint64_t older_us, uint64_t noticed_us,
+              kvf_dice_t *dice) {
     for (size_t i = 0; i < world->n_wires; i++) {
         const wire_t *wire = world->wires[i];
         uint32_t from = wire->ends[0].node, to = wire->ends[1].node;
-        if (!wire->cut && ((from == a && to == b) || (from == b && to == a))) {
-            cut(world, i, dice);
+        if (!wire->cut && world->now_us >= wire->made_us + older_us &&
+            ((from == a && to == b) || (from == b && to == a))) {
+            cut(world, i, noticed_us, dice);
         }
     }
 }
@@ -211,7 +214,7 @@ void wire_cut(kvf_world_t *world, uint32_t a, uint32_t b, kvf_dice_t *dice) {
 void wire_cut_flipped(kvf_world_t *world) {
     for (size_t i = 0; i < world->n_wires; i++) {
         if (world->wires[i]->flipped && !world->wires[i]->cut) {
-            cut(world, i, &world->dice);
+            cut(world, i, CUT_NOTICED_US, &world->dice);
         }
     }
 }

@@ -20,7 +20,7 @@
 typedef struct kvf_world kvf_world_t;
 
 /** Results are counted by the status's number: [-status]. */
-#define KVF_WORLD_STATUSES 64
+#define KVF_WORLD_STATUSES 96
 
 /** What a run did and found. Can be added up over runs. */
 typedef struct kvf_outcome {

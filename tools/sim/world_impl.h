@@ -19,6 +19,8 @@
 #define WORLD_BLOCKS 96 /**< of a prompt */
 #define WORLD_PAGES 200 /**< of a pool */
 #define WORLD_ANY_LIFE 0
+/** A connection that is older than this has had its handshake. */
+#define HANDSHAKE_OVER_US 200000
 /** The ends of a broken connection notice it within this. */
 #define CUT_NOTICED_US 1500000
 
@@ -76,6 +78,7 @@ typedef struct wire_end {
 
 typedef struct wire {
     wire_end_t ends[2];
+    uint64_t made_us;
     bool cut;     /**< nothing written from now on arrives */
     bool flipped; /**< a frame on it was changed, perhaps its length */
 } wire_t;
@@ -266,8 +269,10 @@ void wire_close(void *ctx, uint64_t conn);
 void wire_event(node_t *node, const event_t *event);
 /** A connection reaches a machine. */
 void wire_arrive(kvf_world_t *world, const event_t *event);
-/** Break the connections of two nodes. */
-void wire_cut(kvf_world_t *world, uint32_t a, uint32_t b, kvf_dice_t *dice);
+/** Break the connections of two nodes that are older than a time; their ends notice it within
+ * another. */
+void wire_cut(kvf_world_t *world, uint32_t a, uint32_t b, uint64_t older_us, uint64_t noticed_us,
+              kvf_dice_t *dice);
 /** End connections whose frames may have no right beginning any more. */
 void wire_cut_flipped(kvf_world_t *world);
 /** The process has gone: its kernel closes its connections, or nobody does. */
@@ -307,6 +312,8 @@ typedef enum engine_act {
 } engine_act_t;
 void engine_later(request_t *request, engine_act_t act, uint32_t which, uint32_t node,
                   uint32_t life, uint64_t delay_us);
+/** A window of this transfer failed: its send ends at once. */
+void engine_moved_badly(node_t *node, const kvf_transfer_id_t *transfer);
 /** The process died: what it had is gone. */
 void engine_drop(node_t *node);
 /** The process is about to end in order: its engine gives everything back. */
