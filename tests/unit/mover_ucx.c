@@ -8,12 +8,26 @@
 
 static size_t transport_idx[] = {0, 1, 2};
 
+/* Sizes around powers of two too, after Mooncake 1267 and 609. (No piece has 0 bytes.) */
 ParameterizedTestParameters(mover_ucx, sizes) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
 ParameterizedTest(size_t *idx, mover_ucx, sizes, .timeout = 60) {
-    static const uint64_t sizes[] = {1, 4095, 4096, 4097, (256 << 10) + 1, 4 << 20};
+    static const uint64_t sizes[] = {1,
+                                     511,
+                                     512,
+                                     513,
+                                     4095,
+                                     4096,
+                                     4097,
+                                     8191,
+                                     8192,
+                                     8193,
+                                     (256 << 10) - 1,
+                                     256 << 10,
+                                     (256 << 10) + 1,
+                                     4 << 20};
     side_t a, b;
     side_open(&a, transports[*idx]);
     side_open(&b, transports[*idx]);
