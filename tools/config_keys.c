@@ -62,9 +62,8 @@ static const kvf_key_t keys[] = {
      "speed of one request's prefill; 0: as fast as it can", 0, UINT64_C(1) << 40, NULL, NULL,
      AT(prefill_tokens_per_s)},
     {"engine.chunk_tokens", KVF_KEY_NUMBER, "0", "tokens",
-     "length of a prefill chunk: chunks leave as they are computed, and windows let pages go "
-     "between "
-     "them; 0: whole prompt, layer by layer",
+     "length of a prefill chunk, between which windows let pages go; 0: whole prompt, layer by "
+     "layer",
      0, UINT64_C(1) << 40, NULL, NULL, AT(chunk_tokens)},
     {"engine.extra_tokens", KVF_KEY_NUMBER, "1", "tokens",
      "a decode node's reserve behind prompt and drafts; with 1 the first generated token finds a "
