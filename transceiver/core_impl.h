@@ -86,7 +86,8 @@ typedef struct kvf_kept {
 /** Two agents' conversation about transfers, over one connection or several (session.c). It ends
  * when either of them gives the other one up. */
 typedef struct kvf_session {
-    uint64_t id;              /**< random, the responder's choice; 0: none */
+    uint64_t id;              /**< random, the responder's choice; 0: there was none */
+    bool over;                /**< it has ended here: the id is all that is left of it */
     uint64_t n_received;      /**< messages of the peer that were taken */
     uint64_t taken_bytes;     /**< of those that it was not told of */
     uint64_t n_said;          /**< messages for the peer */
@@ -109,6 +110,8 @@ struct kvf_peer {
     kvf_session_t session;
     kvf_timer_t timer; /**< heartbeat; or the next attempt to connect, or the end of them */
     uint64_t heard_us;
+    bool dialled;         /**< by us: the connection that is or was up */
+    uint64_t up_us;       /**< since when it was */
     uint64_t redial_us;   /**< time from a broken connection, or attempt, to the next attempt */
     uint64_t sequence;    /**< of heartbeats */
     kvf_status_t failing; /**< not KVF_OK: the timer is about to fail it, for `reason` */
@@ -156,8 +159,8 @@ KVF_CHECK kvf_status_t kvf_session_resend(kvf_peer_t *peer);
 void kvf_session_took(kvf_peer_t *peer, size_t bytes);
 /** @return Whether so much is unacknowledged that commits have to wait. */
 bool kvf_session_full(const kvf_peer_t *peer);
-/** No conversation: what is not acknowledged is dropped. */
-void kvf_session_clear(kvf_peer_t *peer);
+/** It is over: what is not acknowledged is dropped. */
+void kvf_session_end(kvf_peer_t *peer);
 /** Send a heartbeat; and the regular one, which names the transfers whose leases it renews. */
 void kvf_peer_beat(kvf_peer_t *peer);
 void kvf_peer_beat_leases(kvf_peer_t *peer);

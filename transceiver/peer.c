@@ -15,7 +15,7 @@ static void peer_destroy(kvf_peer_t *peer) {
     const kvf_alloc_t *hash_alloc = core->alloc;
     HASH_DEL(core->peers, peer);
     kvf_timer_release(&core->timers, &peer->timer);
-    kvf_session_clear(peer);
+    kvf_session_end(peer);
     kvf_free(core->alloc, peer->mover_address);
     kvf_free(core->alloc, peer);
 }
@@ -198,12 +198,14 @@ void kvf_peer_up(kvf_peer_t *peer, kvf_link_t *link) {
     peer->state = KVF_PEER_UP;
     peer->forgotten = false;
     peer->reason[0] = '\0';
-    /* Who dialled does so again, at once. The other one gives it a moment. */
-    peer->redial_us = link->inbound ? core->agent.heartbeat_us / 2 : 0;
+    peer->up_us = core->now_us;
+    peer->dialled = !link->inbound;
     kvf_timer_set(&core->timers, &peer->timer, core->now_us + core->agent.heartbeat_us);
     kvf_log(core->log, KVF_LOG_INFO, "%s at %s is %s, mover %s", peer->instance, peer->address,
             news ? "up" : "connected again", core->config.mover_name);
-    kvf_peer_beat(peer); /* the responder waits for a word */
+    if (!link->inbound && peer->session.first == NULL) {
+        kvf_peer_beat(peer); /* the responder waits for a word */
+    }
     if (kvf_session_resend(peer) != KVF_OK) {
         kvf_link_close(link);
         kvf_peer_disconnected(peer, false, "no memory to go on with the connection");
@@ -233,6 +235,11 @@ void kvf_peer_disconnected(kvf_peer_t *peer, bool nobody, const char *why) {
     if (nobody) {
         kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, why);
         return;
+    }
+    if (peer->state == KVF_PEER_UP && core->now_us - peer->up_us >= core->agent.heartbeat_us) {
+        /* Who dialled does so again, at once; the other side gives it a moment. (What breaks again
+         * and again is not worth that haste.) */
+        peer->redial_us = peer->dialled ? 0 : core->agent.heartbeat_us / 2;
     }
     if (kvf_peer_is_up(peer)) {
         kvf_log(core->log, KVF_LOG_WARN, "%s: %s; connecting again", peer->instance, why);
@@ -370,7 +377,7 @@ void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status
     while (peer->links != NULL) {
         kvf_link_close(peer->links);
     }
-    kvf_session_clear(peer);
+    kvf_session_end(peer);
     end_ops(peer, false, status, peer->reason);
 }
 
@@ -383,7 +390,7 @@ void kvf_peer_restart(kvf_peer_t *peer) {
         peer->state = KVF_PEER_CONNECTING;
         end_ops(peer, true, KVF_ERR_PEER_LOST, why);
     }
-    kvf_session_clear(peer);
+    kvf_session_end(peer);
 }
 
 void kvf_core_broken(kvf_core_t *core, uint64_t number, const char *why) {

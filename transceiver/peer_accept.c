@@ -57,6 +57,7 @@ kvf_status_t kvf_peer_pack_hello(const kvf_peer_t *peer, const kvf_hello_binding
     hello.tp_size = hello.pp_size = hello.cp_size = 1;
     hello.version = (char *)(uintptr_t)kvf_version();
     hello.session = peer->session.id;
+    hello.session_over = peer->session.over;
     hello.received = peer->session.n_received;
     return kvf_hello_pack(core->alloc, core->agent.cluster_key, bound, &hello, frame_p, bytes_p);
 }
@@ -170,6 +171,8 @@ static bool has_said_hello(const kvf_peer_t *peer) {
 static kvf_status_t check_inbound(const kvf_peer_t *peer, const Kvf__Wire__Hello *hello,
                                   kvf_detail_t *detail) {
     const kvf_core_t *core = peer->core;
+    /* Who is heard over another connection does not make one; but it may have given that one up.
+     * The session's number shows that it is the same. */
     if (peer->link != NULL && hello->session != peer->session.id &&
         core->now_us - peer->heard_us < core->agent.suspect_us) {
         return kvf_fail(detail, KVF_ERR_NOT_ALLOWED, "this incarnation of %s is connected already",
@@ -189,7 +192,7 @@ static kvf_status_t join_session(kvf_peer_t *peer, const Kvf__Wire__Hello *hello
                                  kvf_detail_t *detail) {
     kvf_core_t *core = peer->core;
     uint64_t id = hello->session;
-    if (id != 0 && id == peer->session.id) {
+    if (id != 0 && id == peer->session.id && !peer->session.over && !hello->session_over) {
         return kvf_session_acknowledged(peer, hello->received, detail);
     }
     if (inbound) {
@@ -197,7 +200,7 @@ static kvf_status_t join_session(kvf_peer_t *peer, const Kvf__Wire__Hello *hello
         id |= 1; /* 0 says that there is none */
     }
     kvf_peer_restart(peer);
-    peer->session.id = id;
+    peer->session = (kvf_session_t){.id = id};
     return KVF_OK;
 }
 

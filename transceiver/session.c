@@ -80,11 +80,11 @@ static void drop_first(kvf_peer_t *peer) {
     kvf_free(peer->core->alloc, kept);
 }
 
-void kvf_session_clear(kvf_peer_t *peer) {
+void kvf_session_end(kvf_peer_t *peer) {
     while (peer->session.first != NULL) {
         drop_first(peer);
     }
-    peer->session = (kvf_session_t){0};
+    peer->session = (kvf_session_t){.id = peer->session.id, .over = true};
 }
 
 bool kvf_session_full(const kvf_peer_t *peer) {

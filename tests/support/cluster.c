@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MAX_ENDS 256
+#define MAX_ENDS 512
 
 /* One end of a connection; ends are numbered from 1, the other end of 2k+1 is 2k+2. */
 typedef struct end {
@@ -34,6 +34,7 @@ struct cluster {
     void (*on_write)(uint8_t *data, size_t bytes);
     uint64_t writes_to_cut; /* 0: none is to be cut */
     cut_t cut_how;
+    bool stop_at_cut;
     uint8_t seed;
 };
 
@@ -252,23 +253,33 @@ static bool step_node(node_t *node) {
     return any;
 }
 
+static bool stops(const cluster_t *cluster) {
+    return cluster->stop_at_cut && cluster_was_cut(cluster);
+}
+
 void cluster_run(cluster_t *cluster) {
-    for (bool any = true; any;) {
+    for (bool any = true; any && !stops(cluster);) {
         any = false;
-        for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
+        for (uint64_t conn = 1; conn <= cluster->n_ends && !stops(cluster); conn++) {
             if (cluster->ends[conn].node != NULL && cluster->ends[conn].node->core != NULL) {
                 kvf_core_set_time(cluster->ends[conn].node->core,
                                   node_now(cluster->ends[conn].node));
             }
             any |= step_end(cluster, conn);
         }
-        for (size_t i = 0; i < cluster->n_nodes; i++) {
+        for (size_t i = 0; i < cluster->n_nodes && !stops(cluster); i++) {
             any |= step_node(&cluster->nodes[i]);
         }
         if (!cluster->hold) {
             any |= kvf_sim_net_step(cluster->net, 0);
         }
     }
+}
+
+void cluster_run_to_cut(cluster_t *cluster) {
+    cluster->stop_at_cut = true;
+    cluster_run(cluster);
+    cluster->stop_at_cut = false;
 }
 
 void cluster_advance(cluster_t *cluster, uint64_t us) {

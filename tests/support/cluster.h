@@ -98,7 +98,9 @@ typedef enum cut {
 void cluster_cut(cluster_t *cluster);
 /** Break every connection with the n-th write from now on. */
 void cluster_cut_at(cluster_t *cluster, uint64_t write, cut_t how);
-/** @return Whether that has happened. */
+/** As cluster_run(), but stop as soon as that has happened. */
+void cluster_run_to_cut(cluster_t *cluster);
+/** @return Whether it has. */
 bool cluster_was_cut(const cluster_t *cluster);
 /** Change control bytes on their way: called for every write. */
 void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes));
