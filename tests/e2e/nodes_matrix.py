@@ -220,7 +220,8 @@ class EdgesTest(ClusterTest):
 
     def edges(self, preset, block, chunk=0):
         window = next(window for _, _, window, _ in models.PRESETS[preset] if window)
-        middles = {block, 2 * block, window, window + block}
+        # With window + block - 1 tokens the first block is stale, with one less its last token is seen.
+        middles = {block, 2 * block, window, window + block - 1, window + block}
         lengths = sorted({1} | {middle + d for middle in middles for d in (-1, 0, 1)})
         for cache in (False, True):
             # With the cache, each of them is followed by itself and by longer prompts of the same content.
