@@ -123,6 +123,7 @@ struct kvf_peer {
     bool forgotten;
     uint64_t window_bytes; /**< posted to it */
     uint32_t window_pieces;
+    bool unproven; /**< a window to it failed: of transfers that have gone from here nobody knows */
     kvf_op_t *ops;
     UT_hash_handle hh; /**< by incarnation */
 };
@@ -169,17 +170,17 @@ void kvf_peer_beat_leases(kvf_peer_t *peer);
 /** @return Whether the configuration lets us talk to that node. */
 bool kvf_peer_allowed(const kvf_core_t *core, const char *instance, const char *address);
 /** Make our hello frame for a peer. @return As kvf_hello_pack(). */
-KVF_CHECK kvf_status_t kvf_peer_pack_hello(const kvf_peer_t *peer,
-                                           const kvf_hello_binding_t *binding, uint8_t **frame_p,
-                                           size_t *bytes_p);
+KVF_CHECK kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *binding,
+                                           uint8_t **frame_p, size_t *bytes_p);
 /**
  * Check a proven hello against ourselves. Find or make the peer of an inbound link, which takes the
  * place of all its others. The session goes on, or another one begins: then what ran with the peer
  * has ended.
  *
  * @return KVF_OK; KVF_ERR_INCOMPATIBLE (the text names the field); KVF_ERR_NOT_ALLOWED;
- * KVF_ERR_PEER_LOST (another incarnation than the one that was dialled answers); KVF_ERR_AGAIN (our
- * own connection, which crosses this one, is to be used); KVF_ERR_PROTOCOL; KVF_ERR_NO_MEMORY.
+ * KVF_ERR_PEER_LOST (another incarnation than the one that was dialled answers, or is meant);
+ * KVF_ERR_AGAIN (our own connection, which crosses this one, is to be used); KVF_ERR_PROTOCOL;
+ * KVF_ERR_NO_MEMORY.
  */
 KVF_CHECK kvf_status_t kvf_peer_accept(kvf_link_t *link, const Kvf__Wire__Hello *hello,
                                        kvf_detail_t *detail);

@@ -23,7 +23,7 @@ void kvf_send_finish_off(kvf_send_op_t *send) {
     }
     send->offered = false;
     kvf_send_unbind(send);
-    if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL) {
+    if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL && !send->unproven) {
         kvf_send_tell_drained(send->op.peer, &send->transfer);
     }
     kvf_op_release(&send->op);

@@ -37,6 +37,7 @@ typedef struct kvf_send_op {
     bool claimed; /* its ticket was used */
     bool planned; /* the request is complete and paired */
     bool final_sent;
+    bool unproven; /* a window failed: what had left of it may still arrive */
     kvf_transfer_id_t transfer;
     uint64_t grant_key;
     uint64_t claimed_us;

@@ -136,6 +136,8 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
     peer->window_bytes -= window->bytes;
     peer->window_pieces -= window->n_pieces;
     status = KVF_MUTANT(ignore_failed_window) ? KVF_OK : status;
+    send->unproven |= status != KVF_OK && !KVF_MUTANT(failure_is_proof);
+    peer->unproven |= send->unproven;
     if (!send->op.ended && status == KVF_OK) {
         core->counters.bytes_sent += window->bytes;
         core->counters.pieces_sent += window->n_pieces;

@@ -201,7 +201,9 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
     if (send == NULL || (send->op.ended && !send->offered)) {
         /* Said before, perhaps to nobody. What was not asked for before it was given up never will
          * be: messages come in order. */
-        kvf_send_tell_drained(peer, transfer);
+        if (!(send != NULL ? send->unproven : peer->unproven)) {
+            kvf_send_tell_drained(peer, transfer);
+        }
         return send != NULL;
     }
     (void)snprintf(text, sizeof(text), "generation node %.80s: %.400s", peer->instance, message);

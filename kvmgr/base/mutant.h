@@ -15,6 +15,7 @@
     X(settle_without_proof, "the end of a connection is taken for a proof")                        \
     X(ignore_drained, "nobody hears that the last access has completed")                           \
     X(drain_too_early, "drained is said while windows are still posted")                           \
+    X(failure_is_proof, "a window that failed is taken for one that has arrived")                  \
     X(free_under_read, "a send gives its pages back while windows are still posted")               \
     X(skip_grant_key, "whoever knows a transfer's number may write to it")                         \
     X(skip_generation_check, "a chunk's slot and generation are not compared with the grant")      \

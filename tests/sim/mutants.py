@@ -18,6 +18,7 @@ NOTICED_BY = {
     "settle_without_proof": ("onesided", 20),
     "ignore_drained": ("proofs", 5),
     "drain_too_early": ("onesided", 20),
+    "failure_is_proof": ("onesided", 200),
     "free_under_read": ("ends", 30),
     "skip_grant_key": ("liar", 20),
     "skip_generation_check": ("liar", 20),

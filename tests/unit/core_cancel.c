@@ -113,6 +113,32 @@ Test(core_cancel, a_proof_that_comes_with_the_end_of_quarantine) {
     pair_close(&p);
 }
 
+/* A one-sided window that fails says nothing about what had left of it: the receiver is not told
+ * that all is quiet, and its pages do not come back. */
+Test(core_cancel, a_failed_one_sided_window_is_no_proof) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){.one_sided = true}, 100);
+    run_to(&p, CHUNKS_WAIT);
+    size_t n = kvf_sim_net_pending(cluster_net(p.cluster));
+    for (size_t i = 0; i < n / 2; i++) {
+        (void)kvf_sim_net_step(cluster_net(p.cluster), i); /* leaves */
+    }
+    kvf_sim_net_break(cluster_net(p.cluster), p.ctx->number, p.gen->number);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.got.results, 1);
+    cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);
+    cr_expect_eq(p.got.releases, 0, "chunks are on their way to its pages");
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_QUARANTINED), 13);
+    cluster_advance(p.cluster, 600000);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.n_poisoned, 13 + 4);
+    node_give(p.gen, p.destinations);
+    cr_expect_eq(kvf_pages_count(p.gen->pages[0], KVF_PAGE_POISONED), 13);
+    node_give(p.ctx, p.sources);
+    cr_expect(node_clean(p.ctx));
+    cluster_destroy(p.cluster);
+}
+
 /* Given up before the connection was there: the context side hears of it, and its pages do not wait
  * for the lease. */
 Test(core_cancel, given_up_before_the_request) {

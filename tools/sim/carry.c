@@ -46,9 +46,12 @@ kvf_status_t carry_connect(void *ctx, uint64_t peer, const void *address, size_t
 }
 
 /* A window is done when all of it was read; with a one-sided mover, which has nobody at the other
- * end to refuse, when all of it has arrived or never will. */
+ * end to refuse, when all of it has arrived or never will. But one that fails may be done at once:
+ * so does UCX when an endpoint is closed by force, which says nothing about what had left. */
 static void report_if_done(kvf_world_t *world, job_t *job) {
-    if (!job->reported && job->n_waiting == 0 && (!one_sided(world) || job->n_flying == 0)) {
+    bool arrived = !one_sided(world) || job->n_flying == 0;
+    bool forced = job->forced && job->status != KVF_OK;
+    if (!job->reported && job->n_waiting == 0 && (arrived || forced)) {
         job->reported = true;
         world_push(world, (event_t){.at_us = world->now_us + kvf_dice_below(&world->dice, 50),
                                     .kind = EVENT_MOVED,
@@ -128,6 +131,7 @@ kvf_status_t carry_post(void *ctx, kvf_window_t *window) {
                    .node = node->idx,
                    .life = node->life,
                    .status = node_hit(node, KVF_FAULT_POST) ? KVF_ERR_IO : KVF_OK,
+                   .forced = kvf_dice_hit(&world->dice, 500),
                    .next = node->jobs};
     node->jobs = job;
     for (uint32_t i = 0; i < window->n_pieces; i++) {

@@ -98,6 +98,7 @@ typedef struct job {
     uint32_t n_waiting, n_flying;
     kvf_status_t status;
     bool reported;
+    bool forced; /**< if it fails, that is told before all that has left has arrived */
     struct job *next;
 } job_t;
 
