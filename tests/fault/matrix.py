@@ -44,7 +44,8 @@ PHASES = {
 }
 ACTIONS = {"kill": "kill", "stop": "stop", "term": "term", "cut": "cut", "restart": "kill"}
 DIRECTIONS = ("push",)
-TRANSPORTS = {"tcp": {"ucx.tls": "tcp,self"}, "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm"}}
+TRANSPORTS = {"tcp": {"ucx.tls": "tcp,self", "pool.memory": "host"},
+              "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm"}}
 
 PROMPT_TOKENS = 900
 LOST_S = 1.5 * SLOWNESS
@@ -93,11 +94,12 @@ def check_pairs(cells):
 
 
 class Worker:
-    """Runs cells of one transport, one after the other. The node that must not fail lives on from cell to cell."""
+    """Runs cells of one transport and direction, one after the other. The node that must not fail lives on from cell to
+    cell."""
 
-    def __init__(self, transport, number):
+    def __init__(self, transport, direction, number):
         self.folder = tempfile.TemporaryDirectory()
-        self.transport = transport
+        self.settings = dict(SETTINGS, **TRANSPORTS[transport], **{"mover.direction": direction})
         self.number = number
         self.count = 0
         self.survivors = {}
@@ -108,7 +110,7 @@ class Worker:
             out.write(CONFIG)
 
     def start(self, role, name, more=None, **how):
-        settings = dict(SETTINGS, **TRANSPORTS[self.transport], instance=name, **(more or {}))
+        settings = dict(self.settings, instance=name, **(more or {}))
         node = Node(role, self.folder.name, settings, **how)
         self.nodes.append(node)
         return node.wait_ready()
@@ -245,21 +247,21 @@ class Matrix:
     """All cells that are to run, and what came out."""
 
     def __init__(self, cells):
-        self.cells = {transport: queue.SimpleQueue() for transport in TRANSPORTS}
+        self.cells = collections.defaultdict(queue.SimpleQueue)
         for cell in cells:
-            self.cells[cell.transport].put(cell)
+            self.cells[cell.transport, cell.direction].put(cell)
         self.lock = threading.Lock()
         self.answers = collections.defaultdict(collections.Counter)
         self.known = collections.defaultdict(list)
         self.failures = []
         self.n = 0
 
-    def work(self, transport, number):
-        worker = Worker(transport, number)
+    def work(self, kind, number):
+        worker = Worker(*kind, number)
         try:
             while True:
                 try:
-                    cell = self.cells[transport].get_nowait()
+                    cell = self.cells[kind].get_nowait()
                 except queue.Empty:
                     break
                 self.run(worker, cell)
@@ -315,9 +317,9 @@ def main():
         cells = third(cells, turn)
         print("%d of %d cells, KVF_FAULT_TURN=%d" % (len(cells), len(all_cells()), turn), flush=True)
     matrix = Matrix(cells)
-    transports = sorted({cell.transport for cell in cells})
-    threads = [threading.Thread(target=matrix.work, args=(transports[k % len(transports)], k))
-               for k in range(min(WORKERS, len(cells)))]
+    kinds = sorted(matrix.cells)
+    threads = [threading.Thread(target=matrix.work, args=(kinds[k % len(kinds)], k))
+               for k in range(max(len(kinds), min(WORKERS, len(cells))))]
     for thread in threads:
         thread.start()
     for thread in threads:
