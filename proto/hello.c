@@ -120,6 +120,9 @@ static const char *check_hello(const Kvf__Wire__Hello *hello) {
     if (hello->incarnation.len != KVF_INCARNATION_BYTES) {
         return "incarnation";
     }
+    if (hello->wanted.len != KVF_INCARNATION_BYTES) {
+        return "wanted";
+    }
     if (!kvf_text_ok(hello->control_address, 1, KVF_TEXT_BYTES)) {
         return "control_address";
     }

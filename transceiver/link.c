@@ -279,7 +279,10 @@ static void on_hello(kvf_link_t *link, const uint8_t *payload, size_t bytes) {
     case KVF_ERR_NO_MEMORY:
         link_lost(link, detail.text);
         return;
-    case KVF_ERR_PEER_LOST: /* not its fault: the node that we wanted is gone */
+    case KVF_ERR_PEER_LOST: /* nobody's fault: the node that we wanted, or it did, is gone */
+        if (link->inbound) {
+            kvf_link_say_refuse(link, status, detail.text);
+        }
         link_failed(link, KVF_PEER_LOST, status, detail.text);
         return;
     default:
@@ -300,14 +303,17 @@ static void on_hello(kvf_link_t *link, const uint8_t *payload, size_t bytes) {
 
 /* The other end does not want us, or not any more. Its word is taken for its own requests only. */
 static void on_refuse(kvf_link_t *link, const Kvf__Wire__Refuse *refuse) {
+    kvf_peer_t *peer = link->peer;
     char text[KVF_DETAIL_BYTES];
     kvf_status_t status = (kvf_status_t)refuse->status;
-    if (status == KVF_ERR_PEER_LOST && link->state == KVF_LINK_UP) {
-        kvf_peer_t *peer = link->peer;
-        (void)snprintf(text, sizeof(text), "%s gave this node up and says: %.380s", link->address,
+    if (status == KVF_ERR_PEER_LOST && peer != NULL) {
+        (void)snprintf(text, sizeof(text), "%s %s: %.380s", link->address,
+                       link->state == KVF_LINK_UP ? "gave this node up and says" : "says",
                        refuse->message);
         kvf_link_close(link); /* no need to answer */
-        kvf_peer_fail(peer, KVF_PEER_LOST, status, text);
+        if (peer->link == NULL) {
+            kvf_peer_fail(peer, KVF_PEER_LOST, status, text);
+        }
         return;
     }
     if (status != KVF_ERR_INCOMPATIBLE && status != KVF_ERR_NOT_ALLOWED) {

@@ -17,7 +17,7 @@ bool kvf_peer_allowed(const kvf_core_t *core, const char *instance, const char *
     return core->agent.n_peers == 0;
 }
 
-kvf_status_t kvf_peer_pack_hello(const kvf_peer_t *peer, const kvf_hello_binding_t *bound,
+kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bound,
                                  uint8_t **frame_p, size_t *bytes_p) {
     kvf_core_t *core = peer->core;
     Kvf__Wire__Hello hello;
@@ -56,6 +56,7 @@ kvf_status_t kvf_peer_pack_hello(const kvf_peer_t *peer, const kvf_hello_binding
     hello.frame_bytes = core->agent.frame_bytes;
     hello.tp_size = hello.pp_size = hello.cp_size = 1;
     hello.version = (char *)(uintptr_t)kvf_version();
+    hello.wanted = (ProtobufCBinaryData){KVF_INCARNATION_BYTES, peer->incarnation.bytes};
     hello.session = peer->session.id;
     hello.session_over = peer->session.over;
     hello.received = peer->session.n_received;
@@ -226,6 +227,11 @@ kvf_status_t kvf_peer_accept(kvf_link_t *link, const Kvf__Wire__Hello *hello,
         !KVF_MUTANT(accept_old_incarnation)) {
         return kvf_fail(detail, KVF_ERR_PEER_LOST, "the node at %s restarted; prefill again",
                         peer->address);
+    }
+    if (memcmp(hello->wanted.data, core->incarnation.bytes, KVF_INCARNATION_BYTES) != 0 &&
+        !KVF_MUTANT(accept_old_incarnation)) {
+        return kvf_fail(detail, KVF_ERR_PEER_LOST, "%s restarted; prefill again",
+                        core->agent.instance);
     }
     if (link->inbound) {
         peer = kvf_peer_find(core, &incarnation);

@@ -14,6 +14,7 @@ static void check_promises(const Kvf__Wire__Hello *hello) {
     FUZZ_CHECK(kvf_text_ok(hello->instance, 1, 128) && kvf_text_ok(hello->version, 1, 128));
     FUZZ_CHECK(kvf_text_ok(hello->control_address, 1, 128));
     FUZZ_CHECK(hello->incarnation.len == KVF_INCARNATION_BYTES);
+    FUZZ_CHECK(hello->wanted.len == KVF_INCARNATION_BYTES);
     FUZZ_CHECK(hello->n_groups >= 1 && hello->n_groups <= KVF_MAX_GROUPS);
     FUZZ_CHECK(hello->n_regions <= KVF_MAX_GROUPS);
     for (size_t i = 0; i < hello->n_regions; i++) {

@@ -66,6 +66,13 @@ static void check_commit(const Kvf__Wire__Commit *commit) {
     }
 }
 
+static void check_heartbeat(const Kvf__Wire__Heartbeat *beat) {
+    FUZZ_CHECK(beat->n_renewed <= KVF_RENEWED_PER_BEAT);
+    for (size_t i = 1; i < beat->n_renewed; i++) {
+        FUZZ_CHECK(beat->renewed[i] < beat->renewed[i - 1]);
+    }
+}
+
 static void check_promises(kvf_frame_type_t type, const ProtobufCMessage *message) {
     switch (type) {
     case KVF_FRAME_REFUSE:
@@ -94,6 +101,7 @@ static void check_promises(kvf_frame_type_t type, const ProtobufCMessage *messag
         break;
     default:
         FUZZ_CHECK(type == KVF_FRAME_HEARTBEAT);
+        check_heartbeat((const Kvf__Wire__Heartbeat *)message);
     }
 }
 

@@ -123,7 +123,11 @@ static void put_messages(void) {
     put_message(KVF_FRAME_REFUSE, "refuse", &refuse.base);
     Kvf__Wire__Heartbeat heartbeat;
     kvf__wire__heartbeat__init(&heartbeat);
+    uint64_t renewed[] = {300, 299, 7};
     heartbeat.sequence = 12345;
+    heartbeat.received = 678;
+    heartbeat.n_renewed = 3;
+    heartbeat.renewed = renewed;
     put_message(KVF_FRAME_HEARTBEAT, "heartbeat", &heartbeat.base);
     Kvf__Wire__Bye bye;
     kvf__wire__bye__init(&bye);
@@ -170,6 +174,7 @@ static void put_hello(void) {
     kvf__wire__hello__init(&hello);
     hello.instance = hello.control_address = hello.version = text;
     hello.incarnation = mover.address;
+    hello.wanted = mover.address;
     hello.layout_digest = 77;
     hello.n_groups = hello.n_regions = 2;
     hello.groups = group_list;

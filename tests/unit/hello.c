@@ -149,6 +149,7 @@ static fixture_t *make_fixture(void) {
     kvf__wire__hello__init(&f->hello);
     f->hello.instance = f->hello.control_address = f->hello.version = f->movers[0].name;
     f->hello.incarnation = (ProtobufCBinaryData){16, f->incarnation};
+    f->hello.wanted = (ProtobufCBinaryData){16, f->incarnation};
     f->hello.n_groups = 2;
     f->hello.groups = f->group_list;
     f->hello.n_regions = 2;
@@ -358,6 +359,8 @@ Test(hello, is_checked_field_by_field) {
     SPOIL("version", f->hello.version = odd);
     SPOIL("incarnation", f->hello.incarnation.len = 15);
     SPOIL("incarnation", f->hello.incarnation.len = 17);
+    SPOIL("wanted", f->hello.wanted.len = 0);
+    SPOIL("wanted", f->hello.wanted.len = 17);
     SPOIL("groups", f->hello.n_groups = 0);
     SPOIL("groups", f->hello.n_groups = KVF_MAX_GROUPS + 1);
     SPOIL(NULL, f->hello.n_groups = KVF_MAX_GROUPS);

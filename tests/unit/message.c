@@ -37,6 +37,7 @@ typedef struct fixture {
     Kvf__Wire__Refuse refuse;
     Kvf__Wire__Done done;
     Kvf__Wire__Drained drained;
+    uint64_t renewed[KVF_RENEWED_PER_BEAT + 1];
     Kvf__Wire__Heartbeat heartbeat;
     Kvf__Wire__Bye bye;
     uint64_t ordinals[3], generations[3], digests[3];
@@ -118,7 +119,12 @@ static fixture_t *make_fixture(void) {
     kvf__wire__drained__init(&f->drained);
     f->drained.transfer = &f->transfer;
     kvf__wire__heartbeat__init(&f->heartbeat);
-    f->heartbeat.sequence = UINT64_MAX;
+    f->heartbeat.sequence = f->heartbeat.received = UINT64_MAX;
+    for (uint64_t i = 0; i < KVF_RENEWED_PER_BEAT; i++) {
+        f->renewed[i] = UINT64_MAX - i;
+    }
+    f->heartbeat.n_renewed = KVF_RENEWED_PER_BEAT;
+    f->heartbeat.renewed = f->renewed;
     kvf__wire__bye__init(&f->bye);
     f->bye.message = f->abort.message;
     return f;
@@ -358,6 +364,10 @@ Test(message, short_messages_are_checked) {
     SPOIL(KVF_FRAME_ABORT, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_ABORT, "status", f->abort.status = KVF_OK);
     SPOIL(KVF_FRAME_REFUSE, "status", f->refuse.status = KVF_OK);
+    SPOIL(KVF_FRAME_HEARTBEAT, "renewed", f->renewed[9] = f->renewed[8]);
+    SPOIL(KVF_FRAME_HEARTBEAT, "renewed", f->renewed[KVF_RENEWED_PER_BEAT - 1] = UINT64_MAX);
+    SPOIL(KVF_FRAME_HEARTBEAT, "renewed", f->renewed[KVF_RENEWED_PER_BEAT] = 0;
+          f->heartbeat.n_renewed++);
 }
 
 /* The known codes by another way than the code: whatever has a name of its own. */
@@ -434,7 +444,10 @@ Test(message, a_message_cut_anywhere_is_refused_or_lacks_fields) {
             passed += status == KVF_OK;
         }
         /* As many as there are fields, repeated sub-messages counted one by one. */
-        size_t most = type == KVF_FRAME_RECV_REQUEST ? 28 : type == KVF_FRAME_COMMIT ? 2 : 1;
+        size_t most = type == KVF_FRAME_RECV_REQUEST ? 28
+                      : type == KVF_FRAME_COMMIT     ? 2
+                      : type == KVF_FRAME_HEARTBEAT  ? 3
+                                                     : 1;
         cr_assert_leq(passed, most, "type %d: %zu", type, passed);
         kvf_free(kvf_alloc_default(), frame);
     }

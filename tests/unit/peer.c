@@ -212,6 +212,19 @@ Test(peer, a_restarted_context_node_is_another_one) {
     cr_assert_eq(request_start(&s, ctx, gen, "s"), KVF_OK);
     cluster_run(cluster);
     expect_result(&s, gen, KVF_OK);
+    /* The old ticket once more, while its successor is connected: nobody else is disturbed. */
+    cluster_hold_chunks(cluster, true);
+    cr_assert_eq(request_start(&s, ctx, gen, "t"), KVF_OK);
+    cluster_run(cluster);
+    memset(&r.got, 0, sizeof(r.got));
+    cr_assert_eq(node_fetch(gen, "r", r.ticket, 40, r.destinations, &r.got, &r.recv, &r.detail),
+                 KVF_OK);
+    cluster_run(cluster);
+    expect_result(&r, gen, KVF_ERR_PEER_LOST);
+    cr_expect_not_null(strstr(r.got.message, "restarted"), "%s", r.got.message);
+    cluster_hold_chunks(cluster, false);
+    cluster_run(cluster);
+    expect_result(&s, gen, KVF_OK);
     cluster_destroy(cluster);
 }
 
