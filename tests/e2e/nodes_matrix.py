@@ -33,7 +33,7 @@ AUX = ["plain", "cached"]
 AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX]
 
 # How much of the trace a preset takes in seconds: longest prompt, number of requests.
-SHARES = {"gemma-3-270m": (16384, 4), "gpt-oss-20b": (2400, 4), "llama-3.1-8b": (2100, 3), "mla-deepseek-v3": (2100, 3)}
+SHARES = {"gemma-3-270m": (16384, 4), "gpt-oss-20b": (2400, 4), "llama-3.1-8b": (1150, 3), "mla-deepseek-v3": (1150, 3)}
 LONG_SHARES = {"gemma-3-270m": (16384, 145), "gpt-oss-20b": (16384, 145), "llama-3.1-8b": (16384, 40),
                "mla-deepseek-v3": (16384, 40)}
 
