@@ -88,6 +88,42 @@ static kvf_page_label_t label_of(const struct page *page) {
     return page->cached ? KVF_PAGE_CACHED : KVF_PAGE_FREE;
 }
 
+static kvf_status_t audit_page(const kvf_pages_t *pages, int64_t slot, kvf_detail_t *detail) {
+    const struct page *page = &pages->pages[slot];
+    const char *wrong = NULL;
+    if (page->free != (label_of(page) == KVF_PAGE_FREE)) {
+        wrong = page->free ? "is free and in use" : "is unused and not free";
+    } else if (page->poisoned && !in_doubt(page)) {
+        wrong = "is poisoned without a doubt";
+    } else if ((page->writing || page->write_doubt) &&
+               (page->readers > 0 || page->read_doubts > 0)) {
+        wrong = "is read and written at once";
+    } else if (page->cached && (page->writing || page->write_doubt)) {
+        wrong = "is written and in the prefix index at once";
+    } else if (page->writing && page->write_doubt) {
+        wrong = "has two writers";
+    }
+    if (wrong != NULL) {
+        return kvf_fail(detail, KVF_ERR_INTERNAL, "page %" PRId64 " %s", slot, wrong);
+    }
+    return KVF_OK;
+}
+
+/* After every change: the page makes sense, and the labels add up. kvf_pages_audit() recounts. */
+static void check_change(const kvf_pages_t *pages, const struct page *page) {
+#ifndef NDEBUG
+    kvf_detail_t detail;
+    int64_t n = 0;
+    for (unsigned label = 0; label < KVF_PAGE_LABELS; label++) {
+        n += pages->counts[label];
+    }
+    assert(audit_page(pages, page - pages->pages, &detail) == KVF_OK && n == pages->n_pages);
+#else
+    (void)pages;
+    (void)page;
+#endif
+}
+
 /* Open a change of a page: takes it out of the count of its label until end_change() puts it back.
  */
 static struct page *begin_change(kvf_pages_t *pages, int32_t slot) {
@@ -106,6 +142,7 @@ static void end_change(kvf_pages_t *pages, struct page *page) {
         page->next_free = pages->first_free;
         pages->first_free = (int32_t)(page - pages->pages);
     }
+    check_change(pages, page);
 }
 
 int64_t kvf_pages_total(const kvf_pages_t *pages) {
@@ -294,27 +331,6 @@ void kvf_pages_settle(kvf_pages_t *pages, int32_t slot) {
     }
     page->poisoned = page->poisoned && in_doubt(page);
     end_change(pages, page);
-}
-
-static kvf_status_t audit_page(const kvf_pages_t *pages, int64_t slot, kvf_detail_t *detail) {
-    const struct page *page = &pages->pages[slot];
-    const char *wrong = NULL;
-    if (page->free != (label_of(page) == KVF_PAGE_FREE)) {
-        wrong = page->free ? "is free and in use" : "is unused and not free";
-    } else if (page->poisoned && !in_doubt(page)) {
-        wrong = "is poisoned without a doubt";
-    } else if ((page->writing || page->write_doubt) &&
-               (page->readers > 0 || page->read_doubts > 0)) {
-        wrong = "is read and written at once";
-    } else if (page->cached && (page->writing || page->write_doubt)) {
-        wrong = "is written and in the prefix index at once";
-    } else if (page->writing && page->write_doubt) {
-        wrong = "has two writers";
-    }
-    if (wrong != NULL) {
-        return kvf_fail(detail, KVF_ERR_INTERNAL, "page %" PRId64 " %s", slot, wrong);
-    }
-    return KVF_OK;
 }
 
 kvf_status_t kvf_pages_audit(const kvf_pages_t *pages, kvf_detail_t *detail) {

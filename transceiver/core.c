@@ -42,6 +42,42 @@ void kvf_op_release(kvf_op_t *op) {
     }
 }
 
+void kvf_op_doubt(kvf_op_t *op) {
+    kvf_core_t *core = op->core;
+    op->doubted = true;
+    op->doubted_us = core->now_us;
+    kvf_timer_set(&core->timers, &op->timer,
+                  kvf_time_after(core->now_us, core->agent.quarantine_us));
+}
+
+void kvf_op_settled(kvf_op_t *op, const char *proof) {
+    kvf_core_t *core = op->core;
+    op->doubted = false;
+    kvf_timer_set(&core->timers, &op->timer, KVF_NEVER);
+    if (!op->released) { /* if the event is due, it has not listed them yet */
+        op->n_poisoned = 0;
+        op->quarantine_us = core->now_us - op->doubted_us;
+    }
+    kvf_log(core->log, KVF_LOG_DEBUG, "pages of %s %s (%" PRIu64 ") are settled: %s",
+            op->kind == KVF_OP_SEND ? "send" : "receive", op->request_id, op->id, proof);
+}
+
+bool kvf_op_poison(kvf_op_t *op, size_t n) {
+    kvf_core_t *core = op->core;
+    op->poisoned = kvf_calloc(core->alloc, n, sizeof(*op->poisoned));
+    if (op->poisoned == NULL) {
+        kvf_timer_set(&core->timers, &op->timer,
+                      kvf_time_after(core->now_us, core->agent.quarantine_us));
+        return false;
+    }
+    op->n_poisoned = n;
+    op->quarantine_us = core->now_us - op->doubted_us;
+    kvf_log(core->log, KVF_LOG_WARN,
+            "%zu pages of %s %s (%" PRIu64 ") are poisoned: no proof that nothing touches them", n,
+            op->kind == KVF_OP_SEND ? "send" : "receive", op->request_id, op->id);
+    return true;
+}
+
 kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, const char *request_id,
                          kvf_event_cb cb, void *ctx,
                          void (*on_timer)(kvf_timer_t *timer, void *owner), kvf_detail_t *detail) {
@@ -111,6 +147,7 @@ void kvf_op_cleanup(kvf_op_t *op) {
 
 static void op_destroy(kvf_op_t *op) {
     op_unlink(op);
+    kvf_free(op->core->alloc, op->poisoned);
     if (op->kind == KVF_OP_SEND) {
         kvf_send_destroy(op);
     } else {
@@ -226,13 +263,14 @@ static void deliver(kvf_op_t *op) {
     if (op->result_due) {
         kvf_event_t event = base;
         event.kind = KVF_EVENT_RESULT;
-        event.poisoned = NULL;
-        event.n_poisoned = 0;
         op->result_due = false;
         op->cb(op->ctx, &event);
     }
     if (op->released_due) {
         base.kind = KVF_EVENT_RELEASED;
+        base.poisoned = op->poisoned;
+        base.n_poisoned = op->n_poisoned;
+        base.quarantine_us = op->quarantine_us;
         op->released_due = false;
         op->released = true;
         op_uncount(op);

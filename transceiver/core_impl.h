@@ -35,12 +35,17 @@ typedef struct kvf_op {
     kvf_peer_t *peer; /**< NULL while unknown; lives as long as this is in its list */
     kvf_timer_t timer;
     uint64_t opened_us;
-    bool ended;          /**< it has a result; nothing new is started */
-    bool result_due;     /**< the result event waits for delivery */
-    bool released_due;   /**< the released event waits behind it */
-    bool progress_due;   /**< a progress event waits in front of both */
-    bool released;       /**< the released event was delivered: the handle is gone */
-    bool queued;         /**< is in the core's list of due events */
+    bool ended;        /**< it has a result; nothing new is started */
+    bool result_due;   /**< the result event waits for delivery */
+    bool released_due; /**< the released event waits behind it */
+    bool progress_due; /**< a progress event waits in front of both */
+    bool released;     /**< the released event was delivered: the handle is gone */
+    bool queued;       /**< is in the core's list of due events */
+    bool doubted;      /**< ended without proof that its pages are quiet: they are in quarantine */
+    uint64_t doubted_us;      /**< since when */
+    uint64_t quarantine_us;   /**< how long, when it is over */
+    kvf_page_ref_t *poisoned; /**< n_poisoned pages: for which no proof came in time */
+    size_t n_poisoned;
     kvf_status_t status; /**< result */
     kvf_detail_t detail;
     uint64_t bytes, pages, pieces, transfer_us, exposed_us;
@@ -299,6 +304,13 @@ void kvf_op_due(kvf_op_t *op);
 void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message);
 /** Its pages are the caller's again. */
 void kvf_op_release(kvf_op_t *op);
+/** Its pages are in quarantine from now on; its timer fires when the time for a proof is over. */
+void kvf_op_doubt(kvf_op_t *op);
+/** A proof came: no more doubt. */
+void kvf_op_settled(kvf_op_t *op, const char *proof);
+/** No proof came in time: make room in op->poisoned for n pages, not 0. @return false: no memory,
+ * the timer fires again. */
+bool kvf_op_poison(kvf_op_t *op, size_t n);
 /** Register a new operation, with a timer. @return KVF_OK, KVF_ERR_INVALID, _DUPLICATE, _AGAIN,
  * _NO_MEMORY. */
 KVF_CHECK kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind,

@@ -304,6 +304,8 @@ typedef struct kvf_event {
         *poisoned; /**< released: pages that could not be proven quiet; do not use them again (they
                       can be released; the pool keeps them back) */
     size_t n_poisoned;
+    uint64_t quarantine_us; /**< released: how long the pages waited for a proof that nothing
+                               touches them; 0: there was one at the end */
 } kvf_event_t;
 
 typedef void (*kvf_event_cb)(void *ctx, const kvf_event_t *event);

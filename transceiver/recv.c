@@ -10,131 +10,6 @@
 /* Grants in one message, so that its frame stays below KVF_PART_BYTES. */
 #define GRANTS_PER_PART 32768
 
-/* ---- the end ---- */
-
-bool kvf_recv_quiet(const kvf_op_t *op) {
-    const kvf_recv_op_t *recv = (const kvf_recv_op_t *)op;
-    return !recv->verifying && !recv->granted && !recv->doubted && !recv->farewell;
-}
-
-void kvf_recv_destroy(kvf_op_t *op) {
-    kvf_recv_op_t *recv = kvf_recv_of(op);
-    const kvf_alloc_t *alloc = op->core->alloc;
-    for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
-        kvf_free(alloc, recv->groups[g].entries);
-        kvf_free(alloc, recv->groups[g].landed);
-        kvf_free(alloc, recv->groups[g].claimed);
-    }
-    kvf_free(alloc, recv->commits);
-    kvf_free(alloc, recv->missing);
-    kvf_free(alloc, recv->poisoned);
-    kvf_message_free(alloc, recv->final == NULL ? NULL : &recv->final->base);
-    kvf_free(alloc, recv);
-}
-
-typedef void (*page_fn)(kvf_pages_t *pages, int32_t slot);
-
-/* Do something to every granted page. */
-static void for_pages(kvf_recv_op_t *recv, page_fn fn) {
-    kvf_core_t *core = recv->op.core;
-    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-        for (size_t i = 0; i < recv->groups[g].n; i++) {
-            fn(core->config.regions[g].pages, recv->groups[g].entries[i].slot);
-        }
-    }
-}
-
-void kvf_recv_settle(kvf_recv_op_t *recv) {
-    kvf_core_t *core = recv->op.core;
-    if (recv->verifying || !recv->op.ended) {
-        return;
-    }
-    /* Proofs: the peer was never told of the grants; it had everything acknowledged; it says that
-     * it has drained; or our own handler makes the copies, and refuses them from now on because the
-     * receive has ended. */
-    bool proof = !recv->requested || recv->op.status == KVF_OK || recv->drained ||
-                 core->config.mover_checked || KVF_MUTANT(free_at_cancel);
-    if (proof && recv->doubted) {
-        recv->doubted = false;
-        kvf_timer_set(&core->timers, &recv->op.timer, KVF_NEVER); /* there is nothing to poison */
-        for_pages(recv, kvf_pages_settle);
-        kvf_op_release(&recv->op);
-    } else if (proof && recv->granted) {
-        recv->granted = false;
-        for_pages(recv, kvf_pages_write_end);
-        kvf_op_release(&recv->op);
-    } else if (!proof && recv->granted) {
-        recv->granted = false;
-        recv->doubted = true;
-        for_pages(recv, kvf_pages_doubt_write);
-        kvf_timer_set(&core->timers, &recv->op.timer,
-                      kvf_time_after(core->now_us, core->agent.quarantine_us));
-    }
-}
-
-void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell) {
-    kvf_core_t *core = recv->op.core;
-    if (recv->op.ended && !KVF_MUTANT(result_twice)) {
-        return;
-    }
-    recv->op.transfer_us = core->now_us - recv->op.opened_us;
-    if (recv->final != NULL) {
-        uint64_t since =
-            kvf_time_after(recv->final->since_prefill_us, core->now_us - recv->final_us);
-        recv->op.exposed_us = since < recv->op.transfer_us ? since : recv->op.transfer_us;
-    }
-    kvf_op_end(&recv->op, status, message);
-    if (recv->requested) {
-        core->n_landing--;
-    }
-    if (tell && recv->requested && recv->op.peer != NULL) {
-        kvf_transfer_id_t id = kvf_recv_transfer(recv);
-        kvf_peer_tell_abort(recv->op.peer, &id, status, message);
-    } else if (!KVF_MUTANT(no_farewell) && tell && !recv->requested &&
-               core->n_farewells < core->agent.max_transfers) {
-        /* Its peer is being reached: it is told when it is up. (If not, the lease is what is left.)
-         */
-        recv->farewell = true;
-        core->n_farewells++;
-    }
-    kvf_recv_settle(recv);
-    if (KVF_MUTANT(release_at_end)) {
-        kvf_op_release(&recv->op);
-    }
-}
-
-static void on_timer(kvf_timer_t *timer, void *owner) {
-    kvf_recv_op_t *recv = owner;
-    kvf_core_t *core = recv->op.core;
-    char text[KVF_DETAIL_BYTES];
-    (void)timer;
-    if (!recv->op.ended) {
-        (void)snprintf(text, sizeof(text), "not finished within %" PRIu64 " ms; it waited for %s",
-                       (core->now_us - recv->op.opened_us) / 1000,
-                       !recv->requested      ? "the connection to the context node"
-                       : recv->final == NULL ? "the context node to send"
-                                             : "bytes that were announced but did not arrive");
-        kvf_recv_end(recv, KVF_ERR_DEADLINE, text, true);
-        return;
-    }
-    recv->drained |= KVF_MUTANT(free_at_timeout);
-    if (KVF_MUTANT(free_at_timeout)) {
-        kvf_recv_settle(recv);
-        return;
-    }
-    /* No proof within quarantine_ms: say so. The pages stay out of use until one comes. The list
-     * was made when the receive was opened, so that this cannot fail. */
-    recv->n_poisoned = 0;
-    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
-        for (size_t i = 0; i < recv->groups[g].n; i++) {
-            const recv_entry_t *entry = &recv->groups[g].entries[i];
-            recv->poisoned[recv->n_poisoned++] = (kvf_page_ref_t){g, entry->ordinal, entry->slot};
-        }
-    }
-    for_pages(recv, kvf_pages_poison);
-    kvf_op_release(&recv->op);
-}
-
 /* ---- opening ---- */
 
 /* Which pages are wanted, and are they there? */
@@ -143,7 +18,6 @@ static kvf_status_t take_tables(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
     kvf_core_t *core = recv->op.core;
     kvf_pair_t *pairs = NULL;
     int64_t *lack = NULL;
-    size_t n_entries = 0;
     kvf_status_t status = KVF_ERR_NO_MEMORY;
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         recv_group_t *group = &recv->groups[g];
@@ -173,7 +47,6 @@ static kvf_status_t take_tables(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
             group->entries[i] =
                 (recv_entry_t){.ordinal = pairs[i].ordinal, .slot = pairs[i].destination};
         }
-        n_entries += group->n;
         recv->wanted_bytes += group->n * kvf_group_block_bytes(shape);
         recv->wanted_pages += group->n;
         if (found.n_missing_destination > 0) {
@@ -192,8 +65,7 @@ static kvf_status_t take_tables(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
         pairs = NULL;
         lack = NULL;
     }
-    recv->poisoned = kvf_realloc(core->alloc, NULL, n_entries + 1, sizeof(*recv->poisoned));
-    status = recv->poisoned == NULL ? KVF_ERR_NO_MEMORY : KVF_OK;
+    status = KVF_OK;
 out:
     kvf_free(core->alloc, pairs);
     kvf_free(core->alloc, lack);
@@ -277,8 +149,8 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     if (recv == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a receive");
     }
-    kvf_status_t status =
-        kvf_op_init(core, &recv->op, KVF_OP_RECV, desc->request_id, cb, ctx, on_timer, detail);
+    kvf_status_t status = kvf_op_init(core, &recv->op, KVF_OP_RECV, desc->request_id, cb, ctx,
+                                      kvf_recv_on_timer, detail);
     if (status != KVF_OK) {
         kvf_free(core->alloc, recv);
         return status;
@@ -326,7 +198,7 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     return KVF_OK;
 
 err_grant:
-    for_pages(recv, kvf_pages_write_end);
+    kvf_recv_for_pages(recv, kvf_pages_write_end);
 err_op:
     kvf_op_cleanup(&recv->op);
     kvf_recv_destroy(&recv->op);
@@ -420,7 +292,7 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         drop_farewell(recv);
         return;
     }
-    if (recv->requested && (recv->granted || recv->doubted)) {
+    if (recv->requested && (recv->granted || op->doubted)) {
         /* Ended, with the conversation in which it was asked for, or in one before: whether its
          * pages are out of reach is asked again. */
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
@@ -524,8 +396,6 @@ void kvf_recv_event(kvf_op_t *op, kvf_event_t *event, kvf_aux_t *aux) {
     kvf_recv_op_t *recv = kvf_recv_of(op);
     event->missing = recv->missing;
     event->n_missing = recv->n_missing;
-    event->poisoned = recv->poisoned;
-    event->n_poisoned = recv->n_poisoned;
     if (op->status == KVF_OK) {
         const Kvf__Wire__Final *final = recv->final;
         *aux = (kvf_aux_t){final->first_tokens,   final->n_first_tokens, final->draft_tokens,

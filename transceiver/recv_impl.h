@@ -4,8 +4,8 @@
 
 /**
  * @file
- * The receive as its two halves see it: recv.c (opening, request, end) and recv_seal.c (chunks,
- * commits, digests).
+ * The receive as its parts see it: recv.c (opening, request), recv_seal.c (chunks, commits,
+ * digests), recv_end.c.
  */
 
 #include "transceiver/core_impl.h"
@@ -54,7 +54,6 @@ typedef struct kvf_recv_op {
     bool requested; /* the peer knows of the grants */
     bool farewell;  /* ended before it was requested; the peer is still to be told */
     bool drained;   /* the peer says that its last access has completed */
-    bool doubted;   /* ended without proof: the pages are in quarantine */
 
     recv_commit_t *commits; /* queue: [first, end) */
     size_t commits_first, commits_end, commits_room;
@@ -68,8 +67,6 @@ typedef struct kvf_recv_op {
     uint64_t final_us;
     kvf_page_ref_t *missing;
     size_t n_missing;
-    kvf_page_ref_t *poisoned;
-    size_t n_poisoned;
     uint32_t progress_layer; /* how many of the model's layers, in ascending order, are whole */
     uint32_t reported_layer; /* and were reported */
 } kvf_recv_op_t;
@@ -84,6 +81,10 @@ static inline kvf_transfer_id_t kvf_recv_transfer(const kvf_recv_op_t *recv) {
 
 /** @return The receive of a transfer id, ended or not; NULL when it is not one of ours, or gone. */
 kvf_recv_op_t *kvf_recv_find(kvf_core_t *core, const kvf_transfer_id_t *transfer);
+/** Its deadline, or the end of its quarantine. */
+void kvf_recv_on_timer(kvf_timer_t *timer, void *owner);
+/** Do something to every granted page. */
+void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int32_t slot));
 /** Give it its result, tell the peer if `tell`, and return the pages as soon as that is safe. */
 void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell);
 /** After the result: give the pages back, with proof that nothing writes to them any more, or put

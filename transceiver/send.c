@@ -18,11 +18,24 @@ void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
 }
 
 void kvf_send_finish_off(kvf_send_op_t *send) {
-    if ((send->n_posted > 0 && !KVF_MUTANT(free_under_read)) || !send->offered) {
+    if (!send->offered) {
         return;
     }
+    if (send->n_posted > 0 && !KVF_MUTANT(free_under_read)) {
+        if (!send->op.doubted) {
+            kvf_send_for_pages(send, kvf_pages_doubt_read);
+            kvf_op_doubt(&send->op);
+        }
+        return;
+    }
+    /* The proof: every operation of ours has completed. */
     send->offered = false;
-    kvf_send_unbind(send);
+    if (send->op.doubted) {
+        kvf_send_for_pages(send, kvf_pages_settle);
+        kvf_op_settled(&send->op, "our last window has completed");
+    } else {
+        kvf_send_for_pages(send, kvf_pages_read_end);
+    }
     if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL && !send->unproven) {
         kvf_send_tell_drained(send->op.peer, &send->transfer);
     }
@@ -90,11 +103,38 @@ void kvf_send_rearm_op(kvf_op_t *op) {
     }
 }
 
+/* Its windows do not complete: say so. The pages stay out of use until they do. */
+static void poison(kvf_send_op_t *send) {
+    const kvf_core_t *core = send->op.core;
+    size_t n = 0;
+    for (int list = 0; list < 2; list++) { /* count, then name */
+        if (list == 1 && !kvf_op_poison(&send->op, n)) {
+            return;
+        }
+        n = 0;
+        for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+            for (int64_t o = 0; o < send->live[g].prompt_blocks; o++) {
+                if (send->slots[g][o] < 0) {
+                    continue;
+                }
+                if (list == 1) {
+                    send->op.poisoned[n] = (kvf_page_ref_t){g, o, send->slots[g][o]};
+                }
+                n++;
+            }
+        }
+    }
+    kvf_send_for_pages(send, kvf_pages_poison);
+    kvf_op_release(&send->op);
+}
+
 static void on_timer(kvf_timer_t *timer, void *owner) {
     kvf_send_op_t *send = owner;
     uint64_t now_us = send->op.core->now_us;
     (void)timer;
-    if (now_us >= send->own_deadline_us && send->finished) {
+    if (send->op.ended) {
+        poison(send);
+    } else if (now_us >= send->own_deadline_us && send->finished) {
         kvf_send_end(send, KVF_ERR_EXPIRED, "no receiver came within the lease; prefill again",
                      false);
     } else if (now_us >= send->own_deadline_us) {

@@ -65,13 +65,13 @@ void kvf_send_renew(kvf_send_op_t *send);
  */
 KVF_CHECK kvf_status_t kvf_send_bind(kvf_send_op_t *send, const kvf_table_t *tables, bool partial,
                                      kvf_detail_t *detail);
-/** Nothing reads the pages for this send any more. */
-void kvf_send_unbind(kvf_send_op_t *send);
+/** Do something to every page that has its read open. */
+void kvf_send_for_pages(kvf_send_op_t *send, void (*fn)(kvf_pages_t *pages, int32_t slot));
 /** Give it its result, tell the peer if `tell`, and return the pages when nothing reads them any
  * more. */
 void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message, bool tell);
-/** After the result: give the pages back if nothing is posted. Called again when a window is done.
- */
+/** After the result: give the pages back if nothing is posted, or put them in quarantine. Called
+ * again when a window is done. */
 void kvf_send_finish_off(kvf_send_op_t *send);
 /** Tell the receiver that its pages are out of our reach: our last access has completed, or there
  * was none. */

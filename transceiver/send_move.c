@@ -151,6 +151,7 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
         kvf_send_end(send, KVF_ERR_PEER_LOST, "the data path to the receiver broke", true);
     } else if (send->op.ended) {
         kvf_send_finish_off(send);
+        kvf_op_reap(&send->op);
     }
 }
 

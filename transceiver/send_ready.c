@@ -13,6 +13,19 @@ static int32_t slot_of(int32_t *const *slots, uint32_t group_idx, int64_t ordina
     return slots == NULL || slots[group_idx] == NULL ? -1 : slots[group_idx][ordinal];
 }
 
+void kvf_send_for_pages(kvf_send_op_t *send, void (*fn)(kvf_pages_t *pages, int32_t slot)) {
+    kvf_core_t *core = send->op.core;
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        const kvf_wanted_t *live = &send->live[g];
+        for (int64_t o = kvf_wanted_next(live, 0); o < live->prompt_blocks;
+             o = kvf_wanted_next(live, o + 1)) {
+            if (slot_of(send->slots, g, o) >= 0) {
+                fn(core->config.regions[g].pages, send->slots[g][o]);
+            }
+        }
+    }
+}
+
 /* End the reads of the pages in `slots` that `kept` does not have at the same place, in front of
  * the live ordinal `end` of the last of n_groups. */
 static void end_reads(kvf_send_op_t *send, int32_t *const *slots, int32_t *const *kept,
@@ -28,11 +41,6 @@ static void end_reads(kvf_send_op_t *send, int32_t *const *slots, int32_t *const
             }
         }
     }
-}
-
-void kvf_send_unbind(kvf_send_op_t *send) {
-    uint32_t n_groups = send->op.core->layout.n_groups;
-    end_reads(send, send->slots, NULL, n_groups, send->live[n_groups - 1].prompt_blocks);
 }
 
 static void free_tables(kvf_send_op_t *send, int32_t *slots[KVF_MAX_GROUPS]) {

@@ -505,6 +505,7 @@ void watch_event(void *ctx, const kvf_event_t *event) {
         cr_expect_eq(watch->results, 1, "released without a result");
         watch->releases++;
         watch->n_poisoned = event->n_poisoned;
+        watch->quarantine_us = event->quarantine_us;
         break;
     }
 }

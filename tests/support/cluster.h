@@ -22,7 +22,7 @@ typedef struct watch {
     int progress, results, releases; /**< events */
     kvf_status_t status;
     char message[KVF_DETAIL_BYTES];
-    uint64_t bytes, pages, pieces;
+    uint64_t bytes, pages, pieces, quarantine_us;
     uint32_t layers; /**< progress reached this global layer */
     size_t n_missing, n_poisoned;
     kvf_page_ref_t missing[64];

@@ -494,7 +494,9 @@ bool engine_done(const kvf_world_t *world) {
         }
     }
     for (uint32_t i = 0; i < world->n_nodes; i++) {
-        if (world->nodes[i].core == NULL || world->nodes[i].leaving) {
+        const node_t *node = &world->nodes[i];
+        /* Its mover may need longer than a send, whose pages are poisoned then. */
+        if (node->core == NULL || node->leaving || kvf_core_busy(node->core)) {
             return false;
         }
     }

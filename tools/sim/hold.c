@@ -171,8 +171,10 @@ void hold_give(op_t *op) {
 void hold_check_reading(node_t *node, const kvf_piece_t *piece) {
     kvf_world_t *world = node->world;
     uint64_t at = (uint64_t)(piece->source - node->bytes[piece->group_idx]);
-    const op_t *op = node->owned[piece->group_idx][at / world->page_bytes[piece->group_idx]].owner;
-    if (op == NULL || !op->is_send || op->released) {
+    const owned_page_t *page =
+        &node->owned[piece->group_idx][at / world->page_bytes[piece->group_idx]];
+    const op_t *op = page->owner;
+    if (op == NULL || !op->is_send || (op->released && !page->poisoned)) {
         world_fail(world, "%s reads group %s, ordinal %d, from slot %d, which was given back",
                    node->name, world->layout.groups[piece->group_idx].name, (int)piece->ordinal,
                    (int)(at / world->page_bytes[piece->group_idx]));

@@ -123,7 +123,7 @@ static void on_released(op_t *op, const kvf_event_t *event) {
         return;
     }
     op->released = true;
-    if (event->n_poisoned > 0 && (op->is_send || !world->script->scenario->one_sided)) {
+    if (event->n_poisoned > 0 && !op->is_send && !world->script->scenario->one_sided) {
         refuse(op, "it lists poisoned pages, when its handler makes the copies");
     }
     if (event->n_poisoned > 0 && unharmed(world)) {

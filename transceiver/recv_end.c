@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a receive: its result, and when its pages are out of everybody's reach. */
+#include "kvmgr/base/mutant.h"
+#include "transceiver/recv_impl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+bool kvf_recv_quiet(const kvf_op_t *op) {
+    const kvf_recv_op_t *recv = (const kvf_recv_op_t *)op;
+    return !recv->verifying && !recv->granted && !op->doubted && !recv->farewell;
+}
+
+void kvf_recv_destroy(kvf_op_t *op) {
+    kvf_recv_op_t *recv = kvf_recv_of(op);
+    const kvf_alloc_t *alloc = op->core->alloc;
+    for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
+        kvf_free(alloc, recv->groups[g].entries);
+        kvf_free(alloc, recv->groups[g].landed);
+        kvf_free(alloc, recv->groups[g].claimed);
+    }
+    kvf_free(alloc, recv->commits);
+    kvf_free(alloc, recv->missing);
+    kvf_message_free(alloc, recv->final == NULL ? NULL : &recv->final->base);
+    kvf_free(alloc, recv);
+}
+
+void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int32_t slot)) {
+    kvf_core_t *core = recv->op.core;
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        for (size_t i = 0; i < recv->groups[g].n; i++) {
+            fn(core->config.regions[g].pages, recv->groups[g].entries[i].slot);
+        }
+    }
+}
+
+/* What proves that nothing can write to the pages any more, or NULL. The table of
+ * docs/protocol.md "Pages", for the receiver; the sender's is in kvf_send_finish_off(). */
+static const char *find_proof(const kvf_recv_op_t *recv) {
+    const struct {
+        bool holds;
+        const char *text;
+    } proofs[] = {
+        {recv->wanted_pages == 0, "no page was granted"},
+        {!recv->requested, "the peer was never told of the grants"},
+        {recv->op.status == KVF_OK, "everything has arrived"},
+        {recv->drained, "the peer's last access has completed"},
+        {recv->op.core->config.mover_checked, "our own handler refuses what comes now"},
+        {KVF_MUTANT(free_at_cancel), "none"},
+    };
+    for (size_t i = 0; i < sizeof(proofs) / sizeof(proofs[0]); i++) {
+        if (proofs[i].holds) {
+            return proofs[i].text;
+        }
+    }
+    return NULL;
+}
+
+void kvf_recv_settle(kvf_recv_op_t *recv) {
+    if (recv->verifying || !recv->op.ended) {
+        return;
+    }
+    const char *proof = find_proof(recv);
+    if (proof != NULL && recv->op.doubted) {
+        kvf_recv_for_pages(recv, kvf_pages_settle);
+        kvf_op_settled(&recv->op, proof);
+        kvf_op_release(&recv->op);
+    } else if (proof != NULL && recv->granted) {
+        recv->granted = false;
+        kvf_recv_for_pages(recv, kvf_pages_write_end);
+        kvf_op_release(&recv->op);
+    } else if (proof == NULL && recv->granted) {
+        recv->granted = false;
+        kvf_recv_for_pages(recv, kvf_pages_doubt_write);
+        kvf_op_doubt(&recv->op);
+    }
+}
+
+void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell) {
+    kvf_core_t *core = recv->op.core;
+    if (recv->op.ended && !KVF_MUTANT(result_twice)) {
+        return;
+    }
+    recv->op.transfer_us = core->now_us - recv->op.opened_us;
+    if (recv->final != NULL) {
+        uint64_t since =
+            kvf_time_after(recv->final->since_prefill_us, core->now_us - recv->final_us);
+        recv->op.exposed_us = since < recv->op.transfer_us ? since : recv->op.transfer_us;
+    }
+    kvf_op_end(&recv->op, status, message);
+    if (recv->requested) {
+        core->n_landing--;
+    }
+    if (tell && recv->requested && recv->op.peer != NULL) {
+        kvf_transfer_id_t id = kvf_recv_transfer(recv);
+        kvf_peer_tell_abort(recv->op.peer, &id, status, message);
+    } else if (!KVF_MUTANT(no_farewell) && tell && !recv->requested &&
+               core->n_farewells < core->agent.max_transfers) {
+        /* Its peer is being reached: it is told when it is up. (If not, the lease is what is left.)
+         */
+        recv->farewell = true;
+        core->n_farewells++;
+    }
+    kvf_recv_settle(recv);
+    if (KVF_MUTANT(release_at_end)) {
+        kvf_op_release(&recv->op);
+    }
+}
+
+void kvf_recv_on_timer(kvf_timer_t *timer, void *owner) {
+    kvf_recv_op_t *recv = owner;
+    kvf_core_t *core = recv->op.core;
+    char text[KVF_DETAIL_BYTES];
+    (void)timer;
+    if (!recv->op.ended) {
+        (void)snprintf(text, sizeof(text), "not finished within %" PRIu64 " ms; it waited for %s",
+                       (core->now_us - recv->op.opened_us) / 1000,
+                       !recv->requested      ? "the connection to the context node"
+                       : recv->final == NULL ? "the context node to send"
+                                             : "bytes that were announced but did not arrive");
+        kvf_recv_end(recv, KVF_ERR_DEADLINE, text, true);
+        return;
+    }
+    recv->drained |= KVF_MUTANT(free_at_timeout);
+    if (KVF_MUTANT(free_at_timeout)) {
+        kvf_recv_settle(recv);
+        return;
+    }
+    size_t n = 0;
+    if (!kvf_op_poison(&recv->op, (size_t)recv->wanted_pages)) {
+        return;
+    }
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        for (size_t i = 0; i < recv->groups[g].n; i++) {
+            const recv_entry_t *entry = &recv->groups[g].entries[i];
+            recv->op.poisoned[n++] = (kvf_page_ref_t){g, entry->ordinal, entry->slot};
+        }
+    }
+    kvf_recv_for_pages(recv, kvf_pages_poison);
+    kvf_op_release(&recv->op);
+}
