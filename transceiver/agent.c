@@ -421,6 +421,7 @@ size_t kvf_agent_get_peers(kvf_agent_t *agent, kvf_peer_info_t *infos, size_t ca
 
 static void call_counters(void *arg) {
     look_call_t *c = arg;
+    kvf_core_audit(c->agent->core);
     kvf_core_counters(c->agent->core, c->counters);
 }
 

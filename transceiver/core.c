@@ -476,6 +476,17 @@ void kvf_core_goodbye(kvf_core_t *core) {
     kvf_peers_all_bye(core);
 }
 
+void kvf_core_audit(kvf_core_t *core) {
+    kvf_detail_t detail;
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        if (kvf_pages_audit(core->config.regions[g].pages, &detail) != KVF_OK) {
+            core->counters.audit_failures++;
+            kvf_log(core->log, KVF_LOG_ERROR, "the pages of group %s do not add up: %s",
+                    core->layout.groups[g].name, detail.text);
+        }
+    }
+}
+
 void kvf_core_counters(const kvf_core_t *core, kvf_counters_t *counters_p) {
     *counters_p = core->counters;
 }

@@ -161,6 +161,8 @@ KVF_CHECK kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_
                                           kvf_detail_t *detail);
 KVF_CHECK kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id);
 size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap);
+/** Recount the pages of all pools; what does not add up is counted and logged. @cost O(pages) */
+void kvf_core_audit(kvf_core_t *core);
 void kvf_core_counters(const kvf_core_t *core, kvf_counters_t *counters_p);
 const kvf_incarnation_t *kvf_core_incarnation(const kvf_core_t *core);
 /** Write 32 hexadecimal digits and a zero. @thread any */

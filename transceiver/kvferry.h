@@ -517,10 +517,13 @@ typedef struct kvf_counters {
     uint64_t refused_frames;    /**< connections closed for a bad frame, preamble or hello */
     uint64_t mover_fallbacks;
     uint64_t capacity_mismatches;
-    uint32_t sends_live; /**< opened and not yet released */
+    uint64_t reconnects;     /**< connections that took the place of a broken one */
+    uint64_t audit_failures; /**< recounts of a pool's pages that did not add up: a defect */
+    uint32_t sends_live;     /**< opened and not yet released */
     uint32_t recvs_live;
 } kvf_counters_t;
 
+/** Recounts the pages of all pools first. @cost O(pages) */
 KVF_API void kvf_agent_get_counters(kvf_agent_t *agent, kvf_counters_t *counters_p);
 
 /** @return "kvferry 0.1.0 (ucx 1.22.0)": of this library and the UCX in use. Static storage; any

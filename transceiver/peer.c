@@ -193,6 +193,7 @@ kvf_status_t kvf_peer_status(kvf_status_t theirs) {
 void kvf_peer_up(kvf_peer_t *peer, kvf_link_t *link) {
     kvf_core_t *core = peer->core;
     bool news = !kvf_peer_is_up(peer);
+    core->counters.reconnects += !news;
     peer->link = link;
     peer->heard_us = core->now_us;
     peer->state = KVF_PEER_UP;

@@ -46,7 +46,8 @@ class MetricsTest(ClusterTest):
              "kvferry_transfer_seconds_count", "kvferry_exposed_seconds_count", "kvferry_pages", "kvferry_peers",
              "kvferry_prompt_tokens_total", "kvferry_prefix_cached_tokens_total", "kvferry_prefix_hits_total",
              "kvferry_digest_mismatch_total", "kvferry_content_mismatch_total", "kvferry_unknown_transfer_total",
-             "kvferry_refused_total", "kvferry_mover_fallback_total")
+             "kvferry_refused_total", "kvferry_mover_fallback_total", "kvferry_quarantine_seconds_count",
+             "kvferry_reconnects_total", "kvferry_audit_failures_total")
 
     def total(self, samples, name, **labels):
         """Sum of all samples of a name whose labels include these."""

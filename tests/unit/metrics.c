@@ -195,6 +195,7 @@ static void write_all(kvf_metrics_t *metrics) {
     kvf_metrics_sample(metrics, KVF_METRIC_TRANSFER_PIECES, NULL, NULL, 3);
     kvf_metrics_histogram(metrics, KVF_METRIC_TRANSFER_SECONDS, &transfer);
     kvf_metrics_histogram(metrics, KVF_METRIC_EXPOSED_SECONDS, &exposed);
+    kvf_metrics_histogram(metrics, KVF_METRIC_QUARANTINE_SECONDS, &transfer);
     kvf_metrics_sample(metrics, KVF_METRIC_PAGES, "full", "free", 12);
     kvf_metrics_sample(metrics, KVF_METRIC_PAGES, "a\"b\\c\nd\xc3\xbc", "held", 13);
     kvf_metrics_sample(metrics, KVF_METRIC_PEERS, "up", NULL, 2);
@@ -202,6 +203,8 @@ static void write_all(kvf_metrics_t *metrics) {
     kvf_metrics_sample(metrics, KVF_METRIC_CONTENT_MISMATCH, NULL, NULL, 4);
     kvf_metrics_sample(metrics, KVF_METRIC_UNKNOWN_TRANSFER, NULL, NULL, 5);
     kvf_metrics_sample(metrics, KVF_METRIC_REFUSED, "", NULL, 6);
+    kvf_metrics_sample(metrics, KVF_METRIC_RECONNECTS, NULL, NULL, 8);
+    kvf_metrics_sample(metrics, KVF_METRIC_AUDIT_FAILURES, NULL, NULL, 9);
     kvf_metrics_sample(metrics, KVF_METRIC_MOVER_FALLBACK, NULL, NULL, UINT64_MAX);
 }
 
@@ -214,12 +217,15 @@ Test(metrics, every_name_of_the_contract) {
         {"kvferry_transfer_pieces_total", "counter"},
         {"kvferry_transfer_seconds", "histogram"},
         {"kvferry_exposed_seconds", "histogram"},
+        {"kvferry_quarantine_seconds", "histogram"},
         {"kvferry_pages", "gauge"},
         {"kvferry_peers", "gauge"},
         {"kvferry_digest_mismatch_total", "counter"},
         {"kvferry_content_mismatch_total", "counter"},
         {"kvferry_unknown_transfer_total", "counter"},
         {"kvferry_refused_total", "counter"},
+        {"kvferry_reconnects_total", "counter"},
+        {"kvferry_audit_failures_total", "counter"},
         {"kvferry_mover_fallback_total", "counter"},
     };
     kvf_metrics_t metrics;

@@ -146,6 +146,27 @@ Test(session, a_connection_that_always_breaks) {
     }
 }
 
+Test(session, what_is_counted) {
+    kvf_counters_t counters;
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, PROMPT);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_run(p.cluster);
+    kvf_core_counters(p.gen->core, &counters);
+    cr_expect_eq(counters.reconnects, 0);
+    for (int i = 0; i < 2; i++) {
+        cluster_cut(p.cluster);
+        cluster_advance(p.cluster, 500000);
+    }
+    kvf_core_audit(p.gen->core);
+    kvf_core_counters(p.gen->core, &counters);
+    cr_expect_eq(counters.reconnects, 2);
+    cr_expect_eq(counters.audit_failures, 0);
+    kvf_core_counters(p.ctx->core, &counters);
+    cr_expect_eq(counters.reconnects, 2);
+    pair_close(&p);
+}
+
 /* ---- given up by the other side ---- */
 
 /* The sender is frozen and its connection breaks without its noticing. The receiver has waited its

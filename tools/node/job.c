@@ -269,6 +269,9 @@ void kvf_job_event(void *ctx, const kvf_event_t *event) {
     (void)pthread_mutex_lock(&node->lock);
     job->has_result = job->has_result || event->kind == KVF_EVENT_RESULT;
     job->released = job->released || event->kind == KVF_EVENT_RELEASED;
+    if (event->kind == KVF_EVENT_RELEASED && event->quarantine_us > 0) {
+        kvf_histogram_observe(&node->counts.quarantine, event->quarantine_us);
+    }
     kvf_workers_post(node->workers, &job->task, 0);
     (void)pthread_mutex_unlock(&node->lock);
 }

@@ -27,6 +27,8 @@
       "Time from the receiver's request to its verified result.")                                  \
     X(EXPOSED_SECONDS, "kvferry_exposed_seconds", "histogram", "", "",                             \
       "Time a receiver waited after prefill had ended.")                                           \
+    X(QUARANTINE_SECONDS, "kvferry_quarantine_seconds", "histogram", "", "",                       \
+      "Time that pages of ended transfers waited for a proof, when there was none at once.")       \
     X(PAGES, "kvferry_pages", "gauge", "pool", "state", "Pages by state; adds up to the pool.")    \
     X(PROMPT_TOKENS, "kvferry_prompt_tokens_total", "counter", "role", "",                         \
       "Prompt tokens of requests that got pages.")                                                 \
@@ -43,6 +45,10 @@
       "Messages about transfers that are not known any more; harmless.")                           \
     X(REFUSED, "kvferry_refused_total", "counter", "reason", "",                                   \
       "Requests, chunks and connections that were refused.")                                       \
+    X(RECONNECTS, "kvferry_reconnects_total", "counter", "", "",                                   \
+      "Control connections that took the place of a broken one.")                                  \
+    X(AUDIT_FAILURES, "kvferry_audit_failures_total", "counter", "", "",                           \
+      "Recounts of a pool's pages that did not add up: a defect.")                                 \
     X(MOVER_FALLBACK, "kvferry_mover_fallback_total", "counter", "", "",                           \
       "Pairs of pools that got a slower mover than the first choice.")
 

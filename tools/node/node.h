@@ -46,6 +46,7 @@ typedef struct kvf_node_counts {
     uint64_t content_mismatches; /**< decodes that went well and could not be verified */
     kvf_histogram_t transfer;    /**< of transfers that went well */
     kvf_histogram_t exposed;     /**< the same, decode only */
+    kvf_histogram_t quarantine;  /**< of transfers whose pages waited for a proof */
     /* Where the time of all requests went, in microseconds. */
     uint64_t wait_us;     /**< waiting for pages */
     uint64_t fill_us;     /**< writing pages; the pauses of a throttled engine do not count */

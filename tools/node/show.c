@@ -134,6 +134,8 @@ static void show_agent(kvf_node_t *node, json_t *status) {
     set_number(object, "refused_frames", counters.refused_frames);
     set_number(object, "mover_fallbacks", counters.mover_fallbacks);
     set_number(object, "capacity_mismatches", counters.capacity_mismatches);
+    set_number(object, "reconnects", counters.reconnects);
+    set_number(object, "audit_failures", counters.audit_failures);
     set_number(object, "sends_live", counters.sends_live);
     set_number(object, "recvs_live", counters.recvs_live);
     set(status, "counters", object);
@@ -173,6 +175,7 @@ static void write_transfers(kvf_metrics_t *page, kvf_role_t role, const kvf_node
     kvf_metrics_sample(page, KVF_METRIC_TRANSFER_PIECES, NULL, NULL, counts->pieces);
     kvf_metrics_histogram(page, KVF_METRIC_TRANSFER_SECONDS, &counts->transfer);
     kvf_metrics_histogram(page, KVF_METRIC_EXPOSED_SECONDS, &counts->exposed);
+    kvf_metrics_histogram(page, KVF_METRIC_QUARANTINE_SECONDS, &counts->quarantine);
 }
 
 static void write_pages(kvf_metrics_t *page, const kvf_node_t *node) {
@@ -238,6 +241,8 @@ void kvf_node_get_metrics(void *ctx, kvf_http_request_t *http) {
     kvf_metrics_sample(&page, KVF_METRIC_CONTENT_MISMATCH, NULL, NULL, counts.content_mismatches);
     kvf_metrics_sample(&page, KVF_METRIC_UNKNOWN_TRANSFER, NULL, NULL, agent.unknown_transfers);
     write_refusals(&page, &counts, &agent);
+    kvf_metrics_sample(&page, KVF_METRIC_RECONNECTS, NULL, NULL, agent.reconnects);
+    kvf_metrics_sample(&page, KVF_METRIC_AUDIT_FAILURES, NULL, NULL, agent.audit_failures);
     kvf_metrics_sample(&page, KVF_METRIC_MOVER_FALLBACK, NULL, NULL, agent.mover_fallbacks);
     kvf_status_t status = kvf_metrics_end(&page, &text, &bytes);
     if (status == KVF_OK) {
