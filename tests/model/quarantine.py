@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the models of quarantine with Spin: the design holds, and each guard is needed.
 
-    quarantine.py [--cc CC] [push | pull ...]   default: all
-    quarantine.py --trace NAME                  the run that refutes a broken variant, step by step
+    quarantine.py [--cc CC] [push | pull | session ...]   default: all
+    quarantine.py --trace NAME        the run that refutes a broken variant, step by step
 
 Every variant is searched whole. A right one must have no violation and no infinite run; a broken one, and one that looks
 for something that must be possible, must have a violation of the expected kind. KVF_LONG=1 allows one fault more.
@@ -26,13 +26,15 @@ MEMORY_MIB = 4096 if LONG else 1024
 # Which asserts a refutation may end in: one about pages or bytes, or one about what must have happened in the end.
 PAGES = r"holds\[t\]&|flight\[\w+\]==0|source\[t\]|target\[t\]|good\[t\]=="
 END = r"\(\(\(s\[[01]\]==|\(\(\(r\[[01]\]==|_result\["
-SEEN = r"n_ok<|!=2\)|!=4\)|!=3\)"
+SEEN = r"n_ok<|!=2\)|!=4\)|!=3\)|replaced=="
+STREAM = r"n==[ab]_received|a_received=="
 
 OUTCOME = {None: "holds", SEEN: "possible"}
 
 RIGHT = {
     "push": ["CHECKED", "CHECKED PACED", "MAPPED", "RDMA", "BARE"],
     "pull": ["MAPPED", "RDMA", "BARE"],
+    "session": ["", "LATE_HELLO"],
 }
 BROKEN = {
     "push": [
@@ -69,6 +71,13 @@ BROKEN = {
         ("MAPPED SEEK=1", SEEN),
         ("RDMA SEEK=2", SEEN),
         ("BARE SEEK=3", SEEN),
+    ],
+    "session": [
+        ("BUG_OLD_INPUT", STREAM),
+        ("BUG_RESEND_NOTHING", STREAM),
+        ("BUG_RESEND_ALL", STREAM),
+        ("SEEK=1", SEEN),
+        ("LATE_HELLO SEEK=2", SEEN),
     ],
 }
 
@@ -115,7 +124,7 @@ def verdict(said, expected):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="push|pull", help="which models to check")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="which models to check")
     parser.add_argument("--cc", nargs="+", default=["cc"], help="compiler of the searches")
     parser.add_argument("--trace", metavar="NAME", help="show one broken variant, named as in the output")
     args = parser.parse_args()
@@ -123,14 +132,14 @@ def main():
         print("spin is not installed")
         return 77
     failed = 0
-    for model in args.models or (["push", "pull"] if args.trace is None else [args.trace.split()[0]]):
+    for model in args.models or (list(RIGHT) if args.trace is None else [args.trace.split()[0]]):
         faults = [] if not LONG else ["FAULTS=3"]
         cases = [(f"{words} {way}".strip(), words.split() + more, None, way == "endless")
                  for words in RIGHT[model]
-                 for way, more in (("", faults), ("endless", faults or ["FAULTS=1"]))]
+                 for way, more in (("", faults), ("endless", [] if LONG else ["FAULTS=1"]))]
         cases += [(words, words.split(), expected, False) for words, expected in BROKEN[model]]
         for name, words, expected, cycles in cases:
-            name = f"{model} {name}"
+            name = f"{model} {name}".strip()
             if args.trace not in (None, name):
                 continue
             with tempfile.TemporaryDirectory() as folder:

@@ -37,9 +37,10 @@
 #define BARE 0
 #endif
 
-/* How many faults a run may have, of any kind: the session ends although both nodes live; the context node is killed, and may come back as another incarnation (once); the generation
- * node is killed and comes back; a copy is reported as failed although its bytes may be on their way.
- * Cancels and timers need no budget: each ends something. */
+/* How many faults a run may have, of any kind: the session ends although both nodes live; the
+ * context node is killed, and may come back as another incarnation; the generation node is killed
+ * and comes back; a copy is reported as failed although its bytes may be on their way. (Who moves
+ * is killed once at the most.) Cancels and timers need no budget: each ends something. */
 #ifndef FAULTS
 #define FAULTS 2
 #endif
@@ -96,7 +97,8 @@ byte n_ok; /* counted only if looked for */
  *   NEW       not opened yet
  *   OFFERED   (S) opened, its ticket is out; nobody came yet
  *   LIVE      R: opened; S: claimed by its receiver
- *   ENDED     (who moves) has its result, waits for the copies that it posted
+ *   ENDED     (who moves) has its result; its own pages wait for the copies that it posted, which
+ *             is in its hands
  *   DOUBT     (who granted) has its result; the peer may still touch the pages: quarantined
  *   POISONED  the same, after quarantine_ms
  *   RELEASED  nothing can touch its pages any more
@@ -136,15 +138,15 @@ inline succeed() {
 /* ---- the control connection: transceiver/link.c, peer.c; docs/protocol.md "Frames" ---- */
 
 /* A connection that breaks and is replaced in time is not seen here: every message of the session
- * comes once and in order all the same (session.pml). What is modelled is the end of a session: one
- * side gives the other up, the other one notices or finds out when a new session begins, and any end
- * of what was said is lost. REQ..DRAINED are the frames of docs/protocol.md. GRANT (pull): the source
- * pages. WANT (pull on software transports): send one more window. HELLO and WELCOME stand for the
- * handshake. */
+ * comes once and in order all the same (quarantine_session.pml). What is modelled is the end of a
+ * session: one side gives the other up, the other one notices or finds out when a new session
+ * begins, and any end of what was said is lost. REQ..DRAINED are the frames of docs/protocol.md.
+ * GRANT (pull): the source pages. WANT (pull on software transports): send one more window. HELLO
+ * and WELCOME stand for the handshake. */
 mtype = { REQ, GRANT, WANT, COMMIT, DONE, ABORT, DRAINED, HELLO, WELCOME };
 
 chan to_s = [10] of { mtype, byte, byte, byte }; /* message, session, transfer, granted pages */
-chan to_r = [10] of { mtype, byte, byte };       /* message, transfer (WELCOME: incarnation), pages */
+chan to_r = [10] of { mtype, byte, byte }; /* message, transfer (WELCOME: incarnation), pages */
 byte session;   /* the newest one */
 bit intact;     /* it is */
 byte s_session; /* the one that S is in; 0: none */
