@@ -179,6 +179,12 @@ static kvf_status_t check_inbound(const kvf_peer_t *peer, const Kvf__Wire__Hello
         return kvf_fail(detail, KVF_ERR_NOT_ALLOWED, "this incarnation of %s is connected already",
                         peer->instance);
     }
+    /* A hello of an attempt that the peer has given up, read late: it knows less than we do. */
+    if (hello->session == peer->session.id && !peer->session.over &&
+        hello->received < peer->session.n_acknowledged) {
+        return kvf_fail(detail, KVF_ERR_AGAIN, "a hello of %s that another one has overtaken",
+                        peer->instance);
+    }
     /* It and we dial each other: one of the two connections goes on, the same for both. */
     if (has_said_hello(peer) && memcmp(core->incarnation.bytes, peer->incarnation.bytes,
                                        sizeof(core->incarnation.bytes)) < 0) {

@@ -301,6 +301,54 @@ static void two_close(two_t *t) {
     cluster_destroy(t->cluster);
 }
 
+static void fast_beats(kvf_agent_config_t *config) {
+    config->heartbeat_us = 10000;
+}
+
+/* A hello of an attempt to connect that its node has given up is read when the next connection has
+ * been up for a while, and more has been said and acknowledged: it disturbs nobody. */
+Test(session, a_hello_that_was_overtaken) {
+    const kvf_layout_t layout = cluster_layout();
+    kvf_peer_info_t info;
+    kvf_counters_t counters;
+    pair_t p = {.prompt = PROMPT};
+    p.cluster = cluster_create(&(cluster_options_t){0});
+    p.ctx = cluster_node(p.cluster, &layout, 64, fast_beats);
+    p.gen = cluster_node(p.cluster, &layout, 64, fast_beats);
+    for (int round = 0; round < 2; round++) {
+        memset(&p.sent, 0, sizeof(p.sent));
+        memset(&p.got, 0, sizeof(p.got));
+        node_take(p.ctx, PROMPT, CONTENT, p.source, p.sources);
+        node_take(p.gen, PROMPT, 0, p.destination, p.destinations);
+        cr_assert_eq(node_offer(p.ctx, "r1", PROMPT, p.sources, &p.sent, &p.send, p.ticket),
+                     KVF_OK);
+        cr_assert_eq(pair_fetch(&p), KVF_OK);
+        cluster_advance(p.cluster, 20000);
+        expect_one_end_each(&p);
+        cr_expect_eq(p.got.status + p.sent.status, KVF_OK, "%s", p.sent.message);
+        node_give(p.ctx, p.sources);
+        node_give(p.gen, p.destinations);
+        if (round == 0) {
+            cluster_advance(p.cluster, 20000);
+            cluster_cut_at(p.cluster, 3, CUT_UNSEEN); /* preamble, preamble, hello */
+            cluster_cut(p.cluster);
+            cluster_advance(p.cluster, 2000);
+            cluster_advance(p.cluster, 2000);
+            cr_assert(cluster_was_cut(p.cluster));
+        }
+    }
+    cluster_advance(p.cluster, 15000);
+    cluster_advance(p.cluster, 2000); /* acknowledged */
+    cluster_advance(p.cluster, 100000);
+    kvf_core_counters(p.ctx->core, &counters);
+    cr_expect_eq(counters.reconnects, 1);
+    cr_assert_eq(kvf_core_peers(p.ctx->core, &info, 1), 1);
+    cr_expect_eq(info.state, KVF_PEER_UP, "%s", info.reason);
+    cr_expect_eq(counters.refused_frames, 0);
+    cr_expect(node_clean(p.ctx) && node_clean(p.gen));
+    cluster_destroy(p.cluster);
+}
+
 /* Two transfers that take longer than a lease. Heartbeats name both, and both go on. */
 Test(session, heartbeats_renew_leases) {
     two_t t;
