@@ -8,7 +8,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from nodes import PATIENCE_S, SLOWNESS, ClusterTest, wait_for  # noqa: E402
+from nodes import PATIENCE_S, SLOWNESS, ClusterTest, place, wait_for  # noqa: E402
 
 # About 700 MB on the way: long enough to be caught in the middle.
 BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB"}
@@ -17,6 +17,9 @@ TRIES = 6
 
 
 class CrashTest(ClusterTest):
+    def pair(self, **settings):
+        return self.node("prefill", **settings, **place()), self.node("decode", **settings, **place())
+
     def same_place(self, node):
         """Settings of a node that takes the place of another one."""
         return {"instance": node.ready["instance"], "control__listen": node.ready["control"],

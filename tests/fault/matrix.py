@@ -25,7 +25,7 @@ import time
 import traceback
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from nodes import CONFIG, KVFERRY, PATIENCE_S, SLOWNESS, Asking, Node, wait_for  # noqa: E402
+from nodes import CONFIG, KVFERRY, PATIENCE_S, SLOWNESS, Asking, Node, place, wait_for  # noqa: E402
 
 FAULTY = os.environ["KVFERRY_FAULTY"]
 WORKERS = 6  # most of a cell is waiting
@@ -125,7 +125,7 @@ class Worker:
         environment = {"KVF_FAIL_POINT": point, "KVF_FAIL_ACTION": ACTIONS[cell.action],
                        "KVF_FAIL_COUNT": str(sender_pass if cell.role == "prefill" else receiver_pass),
                        "UCX_MEM_MMAP_HOOK_MODE": "none"}
-        return self.start(cell.role, "faulty-%d" % self.number, program=FAULTY, environment=environment)
+        return self.start(cell.role, "faulty-%d" % self.number, place(), program=FAULTY, environment=environment)
 
     def successor(self, node):
         """Another process at the same addresses."""

@@ -68,7 +68,8 @@ def notices(mutant, sim, units):
     if by in units:
         return run(mutant, units[by], "-j1").returncode != 0
     done = run(mutant, sim, "--scenario", by, "--seeds", 2 * n, "--no-shorten")
-    return done.returncode == 1 and "kvferry sim: seed" in done.stderr
+    crashed = done.returncode < 0  # as a missing guard may well do
+    return crashed or done.returncode == 1 and "kvferry sim: seed" in done.stderr
 
 
 def main():

@@ -8,7 +8,9 @@ killed it, and must have let go of every page before.
 import http.client
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -65,6 +67,21 @@ def wait_for(condition, what, seconds=PATIENCE_S):
         if time.monotonic() > end:
             raise AssertionError("not within %.1f s: %s" % (seconds, what() if callable(what) else what))
         time.sleep(0.01)
+
+
+def place():
+    """Settings of a node that another one will follow at the same addresses. The ports are not among those that the
+    system gives to outgoing connections: such a connection may have the port when the follower wants it."""
+    ports = []
+    while len(ports) < 2:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+            except OSError:
+                continue
+    return {"http.listen": "127.0.0.1:%d" % ports[0], "control.listen": "127.0.0.1:%d" % ports[1]}
 
 
 class Asking:
