@@ -80,7 +80,7 @@ static void cut_all(cluster_t *cluster, cut_t how) {
     for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
         end_t *end = &cluster->ends[conn];
         bool dialler = conn % 2 == 1;
-        if (end->cut) {
+        if (end->cut || how == CUT_NOT) {
             continue;
         }
         end->cut = true;

@@ -91,7 +91,8 @@ typedef enum cut {
     /** The end that was dialled does not notice, and reads what was under way to it 60 ms later. */
     CUT_UNSEEN,
     CUT_UNSEEN_BY_DIALLER, /**< the dialling end, likewise */
-    CUTS
+    CUTS,
+    CUT_NOT /**< nothing: only a place to stop at */
 } cut_t;
 
 /** Break every connection (CUT_LOST), and go on. */
