@@ -146,6 +146,37 @@ Test(session, a_connection_that_always_breaks) {
     }
 }
 
+/* Every allocation of one side fails once while the connection is made anew and the transfer goes
+ * on: it does, or it ends on both sides; nothing leaks. */
+Test(session, every_allocation_fails_once, .timeout = 60) {
+    for (int side = 0; side < 2; side++) {
+        for (uint64_t n = 1;; n++) {
+            pair_t p;
+            pair_open(&p, &(cluster_options_t){0}, PROMPT);
+            node_t *node = side == 0 ? p.ctx : p.gen;
+            cluster_hold_chunks(p.cluster, true);
+            cr_assert_eq(pair_fetch(&p), KVF_OK);
+            cluster_run(p.cluster);
+            node->alloc.fail_at = node->alloc.calls + n;
+            cluster_cut(p.cluster);
+            cluster_advance(p.cluster, 100000);
+            cluster_hold_chunks(p.cluster, false);
+            cluster_advance(p.cluster, 40000000);
+            bool failed = node->alloc.calls >= node->alloc.fail_at;
+            node->alloc.fail_at = 0;
+            expect_one_end_each(&p);
+            cr_expect(p.got.status != KVF_OK ||
+                      node_wrong(p.gen, PROMPT, CONTENT, p.destinations) == 0);
+            cr_expect(failed || p.got.status + p.sent.status == KVF_OK, "%s", p.got.message);
+            pair_close(&p);
+            if (!failed || n == 60) { /* heartbeats go on for ever */
+                cr_expect(n > 20, "allocations were counted");
+                break;
+            }
+        }
+    }
+}
+
 Test(session, what_is_counted) {
     kvf_counters_t counters;
     pair_t p;
