@@ -13,7 +13,7 @@
 #ifndef FAULTS
 #define FAULTS 2
 #endif
-#define CONNS (FAULTS + 2) /* 0 is none */
+#define CONNS (FAULTS + 2) /* 0 is none; b() knows 4 at the most */
 
 #ifndef LATE_HELLO
 #define LATE_HELLO 0 /* a hello may be overtaken by that of a later connection */
@@ -161,6 +161,9 @@ end:
     :: atomic { HAS_HELLO(2) && IN_TURN(2) -> accept(2) }
 #if CONNS > 3
     :: atomic { HAS_HELLO(3) && IN_TURN(3) -> accept(3) }
+#endif
+#if CONNS > 4
+    :: atomic { HAS_HELLO(4) && IN_TURN(4) -> accept(4) }
 #endif
     /* Up with the first frame after the hellos (KVF_LINK_CONFIRM) */
     :: atomic { b_waits != 0 && nempty(to_b[b_waits]) -> to_b[b_waits]?m, n;
