@@ -110,12 +110,10 @@ int main(void) {
     const kvf_table_t source_table = {from, BLOCKS}, destination_table = {to, BLOCKS};
     const kvf_send_desc_t offer = {.request_id = "request-1",
                                    .lengths = {.prompt_len = PROMPT},
-                                   .allocated_tokens =
-                                       PROMPT, /* kvf_get_kv_capacity_tokens() of these lengths */
+                                   .allocated_tokens = PROMPT, /* as kvf_get_kv_capacity_tokens() */
                                    .tables = &source_table,
                                    .n_tables = 1};
-    const int32_t first_token = 42; /* the context side samples it */
-    const kvf_aux_t aux = {.first_tokens = &first_token, .n_first_tokens = 1};
+    const kvf_aux_t aux = {.first_tokens = &(int32_t){42}, .n_first_tokens = 1}; /* it samples it */
     const kvf_range_t all_layers = {.layer_first = 0, .layer_end = 4, .token_end = PROMPT};
     for (int i = 0; i < BLOCKS; i++) {
         memset(kvf_pool_page(source, from[i]), i + 1, page_bytes);
