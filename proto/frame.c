@@ -19,8 +19,10 @@ const char *kvf_frame_type_name(kvf_frame_type_t type) {
         [KVF_FRAME_ABORT] = "abort",
         [KVF_FRAME_DRAINED] = "drained",
         [KVF_FRAME_BYE] = "bye",
+        [KVF_FRAME_READY] = "ready",
+        [KVF_FRAME_PULL] = "pull",
     };
-    return type >= KVF_FRAME_HELLO && type <= KVF_FRAME_BYE ? names[type] : "unknown";
+    return type >= KVF_FRAME_HELLO && type < KVF_FRAME_TYPES_END ? names[type] : "unknown";
 }
 
 void kvf_frame_header(kvf_frame_type_t type, uint32_t payload_bytes,
@@ -55,7 +57,7 @@ static kvf_status_t read_header(const kvf_frame_parser_t *parser, kvf_frame_type
         return kvf_fail(detail, KVF_ERR_PROTOCOL, "a frame starts with 0x%08x, not with its magic",
                         magic);
     }
-    if (type < KVF_FRAME_HELLO || type > KVF_FRAME_BYE) {
+    if (type < KVF_FRAME_HELLO || type >= KVF_FRAME_TYPES_END) {
         return kvf_fail(detail, KVF_ERR_PROTOCOL, "frame of unknown type %u", type);
     }
     if (flags != 0 || reserved != 0) {

@@ -177,6 +177,14 @@ static const char *check_drained(ProtobufCMessage *message) {
     return transfer_ok(((Kvf__Wire__Drained *)message)->transfer) ? NULL : "transfer";
 }
 
+static const char *check_ready(ProtobufCMessage *message) {
+    return transfer_ok(((Kvf__Wire__Ready *)message)->transfer) ? NULL : "transfer";
+}
+
+static const char *check_pull(ProtobufCMessage *message) {
+    return transfer_ok(((Kvf__Wire__Pull *)message)->transfer) ? NULL : "transfer";
+}
+
 static const char *check_bye(ProtobufCMessage *message) {
     cut_sentence(((Kvf__Wire__Bye *)message)->message);
     return NULL;
@@ -196,6 +204,8 @@ static const struct {
     [KVF_FRAME_ABORT] = {&kvf__wire__abort__descriptor, check_abort},
     [KVF_FRAME_DRAINED] = {&kvf__wire__drained__descriptor, check_drained},
     [KVF_FRAME_BYE] = {&kvf__wire__bye__descriptor, check_bye},
+    [KVF_FRAME_READY] = {&kvf__wire__ready__descriptor, check_ready},
+    [KVF_FRAME_PULL] = {&kvf__wire__pull__descriptor, check_pull},
 };
 
 /* ---- packing ---- */

@@ -96,6 +96,12 @@ static void check_promises(kvf_frame_type_t type, const ProtobufCMessage *messag
     case KVF_FRAME_DRAINED:
         check_transfer(((const Kvf__Wire__Drained *)message)->transfer);
         break;
+    case KVF_FRAME_READY:
+        check_transfer(((const Kvf__Wire__Ready *)message)->transfer);
+        break;
+    case KVF_FRAME_PULL:
+        check_transfer(((const Kvf__Wire__Pull *)message)->transfer);
+        break;
     case KVF_FRAME_BYE:
         FUZZ_CHECK(kvf_text_ok(((const Kvf__Wire__Bye *)message)->message, 0, KVF_SENTENCE_BYTES));
         break;

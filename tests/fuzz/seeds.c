@@ -110,6 +110,16 @@ static void put_messages(void) {
     kvf__wire__drained__init(&drained);
     drained.transfer = &transfer;
     put_message(KVF_FRAME_DRAINED, "drained", &drained.base);
+    Kvf__Wire__Ready ready;
+    kvf__wire__ready__init(&ready);
+    ready.transfer = &transfer;
+    ready.bytes = 1 << 20;
+    put_message(KVF_FRAME_READY, "ready", &ready.base);
+    Kvf__Wire__Pull pull;
+    kvf__wire__pull__init(&pull);
+    pull.transfer = &transfer;
+    pull.bytes = 1 << 19;
+    put_message(KVF_FRAME_PULL, "pull", &pull.base);
     Kvf__Wire__Abort abort_message;
     kvf__wire__abort__init(&abort_message);
     abort_message.transfer = &transfer;

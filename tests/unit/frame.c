@@ -80,9 +80,10 @@ Test(frame, header_has_these_bytes) {
 }
 
 Test(frame, types_have_names) {
-    const char *names[] = {"unknown", "hello", "refuse",  "heartbeat", "recv_request", "commit",
-                           "done",    "abort", "drained", "bye",       "unknown"};
-    for (int type = 0; type <= 10; type++) {
+    const char *names[] = {"unknown", "hello", "refuse", "heartbeat", "recv_request",
+                           "commit",  "done",  "abort",  "drained",   "bye",
+                           "ready",   "pull",  "unknown"};
+    for (int type = 0; type <= 12; type++) {
         cr_assert_str_eq(kvf_frame_type_name((kvf_frame_type_t)type), names[type]);
     }
 }
@@ -161,7 +162,7 @@ Test(frame, types_end_where_they_end) {
         kvf_frame_header((kvf_frame_type_t)type, 0, header);
         bool have;
         cr_assert_eq(parse_header(header, CAP, &have, NULL),
-                     type >= 1 && type <= 9 ? KVF_OK : KVF_ERR_PROTOCOL, "type %u", type);
+                     type >= 1 && type <= 11 ? KVF_OK : KVF_ERR_PROTOCOL, "type %u", type);
     }
 }
 
@@ -171,11 +172,11 @@ Test(frame, the_cap_is_the_last_length_that_passes_and_may_be_raised) {
         uint8_t header[KVF_FRAME_HEADER_BYTES];
         bool have = false;
         kvf_detail_t detail = {""};
-        kvf_frame_header(KVF_FRAME_BYE, (uint32_t)caps[i], header);
+        kvf_frame_header(KVF_FRAME_PULL, (uint32_t)caps[i], header);
         cr_assert_eq(parse_header(header, caps[i], &have, NULL), KVF_OK);
         cr_assert_eq(have, caps[i] == 0);
         if (caps[i] < UINT32_MAX) {
-            kvf_frame_header(KVF_FRAME_BYE, (uint32_t)caps[i] + 1, header);
+            kvf_frame_header(KVF_FRAME_PULL, (uint32_t)caps[i] + 1, header);
             cr_assert_eq(parse_header(header, caps[i], &have, &detail), KVF_ERR_TOO_LARGE);
             char both[64];
             (void)snprintf(both, sizeof(both), "%u bytes, the limit is %u", (unsigned)caps[i] + 1,

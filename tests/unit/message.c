@@ -37,6 +37,8 @@ typedef struct fixture {
     Kvf__Wire__Refuse refuse;
     Kvf__Wire__Done done;
     Kvf__Wire__Drained drained;
+    Kvf__Wire__Ready ready;
+    Kvf__Wire__Pull pull;
     uint64_t renewed[KVF_RENEWED_PER_BEAT + 1];
     Kvf__Wire__Heartbeat heartbeat;
     Kvf__Wire__Bye bye;
@@ -71,6 +73,7 @@ static fixture_t *make_fixture(void) {
     f->request.skip_holes = true;
     f->request.mover = f->request.request_id;
     f->request.more = true;
+    f->request.pull = true;
     f->request.grant_key = UINT64_MAX;
     f->request.n_grants = KVF_MAX_GROUPS;
     f->request.grants = f->grant_list;
@@ -118,6 +121,12 @@ static fixture_t *make_fixture(void) {
     f->done.transfer = &f->transfer;
     kvf__wire__drained__init(&f->drained);
     f->drained.transfer = &f->transfer;
+    kvf__wire__ready__init(&f->ready);
+    f->ready.transfer = &f->transfer;
+    f->ready.bytes = UINT64_MAX;
+    kvf__wire__pull__init(&f->pull);
+    f->pull.transfer = &f->transfer;
+    f->pull.bytes = UINT64_MAX;
     kvf__wire__heartbeat__init(&f->heartbeat);
     f->heartbeat.sequence = f->heartbeat.received = UINT64_MAX;
     for (uint64_t i = 0; i < KVF_RENEWED_PER_BEAT; i++) {
@@ -148,6 +157,10 @@ static const ProtobufCMessage *message_of(const fixture_t *f, kvf_frame_type_t t
         return &f->drained.base;
     case KVF_FRAME_BYE:
         return &f->bye.base;
+    case KVF_FRAME_READY:
+        return &f->ready.base;
+    case KVF_FRAME_PULL:
+        return &f->pull.base;
     default:
         abort();
     }
@@ -207,8 +220,15 @@ Test(message, frames_have_these_bytes) {
         0,    0,    0,    ID_WIRE, 0x12, 33,   0x08, 2,    0x10,        1,    0x18, 5,    0x22,
         3,    7,    0xac, 2,       0x2a, 2,    1,    2,    0x32,        16,   0x88, 0x77, 0x66,
         0x55, 0x44, 0x33, 0x22,    0x11, 0x18, 0x17, 0x16, 0x15,        0x14, 0x13, 0x12, 0x11};
+    /* 300 = 0xac 0x02; 16384 = 0x80 0x80 0x01. */
+    static const uint8_t ready[] = {'K', 'V', 'F', 'R', 10, 0, 0,       0,    26,   0,
+                                    0,   0,   0,   0,   0,  0, ID_WIRE, 0x10, 0xac, 2};
+    static const uint8_t pull[] = {'K', 'V', 'F', 'R', 11, 0,       0,    0,    27,   0, 0,
+                                   0,   0,   0,   0,   0,  ID_WIRE, 0x10, 0x80, 0x80, 1};
     fixture_t *f = make_fixture();
     char why[] = "why";
+    f->ready.bytes = 300;
+    f->pull.bytes = 16384;
     f->abort.message = why;
     f->range.group_idx = 2;
     f->range.layer_first_idx = 1;
@@ -227,8 +247,10 @@ Test(message, frames_have_these_bytes) {
         size_t bytes;
     } cases[] = {{KVF_FRAME_DONE, done, sizeof(done)},
                  {KVF_FRAME_ABORT, abort_, sizeof(abort_)},
-                 {KVF_FRAME_COMMIT, commit, sizeof(commit)}};
-    for (size_t i = 0; i < 3; i++) {
+                 {KVF_FRAME_COMMIT, commit, sizeof(commit)},
+                 {KVF_FRAME_READY, ready, sizeof(ready)},
+                 {KVF_FRAME_PULL, pull, sizeof(pull)}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         uint8_t *frame;
         size_t bytes;
         pack(f, cases[i].type, &frame, &bytes);
@@ -241,7 +263,7 @@ Test(message, frames_have_these_bytes) {
 
 Test(message, every_type_at_its_limits_comes_back_as_it_went) {
     fixture_t *f = make_fixture();
-    for (int type = KVF_FRAME_REFUSE; type <= KVF_FRAME_BYE; type++) {
+    for (int type = KVF_FRAME_REFUSE; type < KVF_FRAME_TYPES_END; type++) {
         uint8_t *frame;
         size_t bytes;
         pack(f, (kvf_frame_type_t)type, &frame, &bytes);
@@ -360,6 +382,10 @@ Test(message, short_messages_are_checked) {
     SPOIL(KVF_FRAME_DONE, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_DRAINED, "transfer", f->drained.transfer = NULL);
     SPOIL(KVF_FRAME_DRAINED, "transfer", f->transfer.incarnation.len = 15);
+    SPOIL(KVF_FRAME_READY, "transfer", f->ready.transfer = NULL);
+    SPOIL(KVF_FRAME_READY, "transfer", f->transfer.incarnation.len = 15);
+    SPOIL(KVF_FRAME_PULL, "transfer", f->pull.transfer = NULL);
+    SPOIL(KVF_FRAME_PULL, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_ABORT, "transfer", f->abort.transfer = NULL);
     SPOIL(KVF_FRAME_ABORT, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_ABORT, "status", f->abort.status = KVF_OK);
@@ -421,7 +447,7 @@ Test(message, sentences_are_cut_and_made_printable) {
 /* ---- hostile bytes ---- */
 
 Test(message, hello_and_unknown_types_are_refused) {
-    const int types[] = {-1, 0, KVF_FRAME_HELLO, KVF_FRAME_BYE + 1, 0x7fff};
+    const int types[] = {-1, 0, KVF_FRAME_HELLO, KVF_FRAME_TYPES_END, 0x7fff};
     for (size_t i = 0; i < 5; i++) {
         cr_assert_eq(unpack_and_free((kvf_frame_type_t)types[i], (const uint8_t *)"", 0, NULL),
                      KVF_ERR_PROTOCOL);
@@ -432,7 +458,7 @@ Test(message, hello_and_unknown_types_are_refused) {
  */
 Test(message, a_message_cut_anywhere_is_refused_or_lacks_fields) {
     fixture_t *f = make_fixture();
-    for (int type = KVF_FRAME_REFUSE; type <= KVF_FRAME_BYE; type++) {
+    for (int type = KVF_FRAME_REFUSE; type < KVF_FRAME_TYPES_END; type++) {
         uint8_t *frame;
         size_t bytes;
         pack(f, (kvf_frame_type_t)type, &frame, &bytes);
@@ -444,7 +470,7 @@ Test(message, a_message_cut_anywhere_is_refused_or_lacks_fields) {
             passed += status == KVF_OK;
         }
         /* As many as there are fields, repeated sub-messages counted one by one. */
-        size_t most = type == KVF_FRAME_RECV_REQUEST ? 28
+        size_t most = type == KVF_FRAME_RECV_REQUEST ? 29
                       : type == KVF_FRAME_COMMIT     ? 2
                       : type == KVF_FRAME_HEARTBEAT  ? 3
                                                      : 1;
@@ -456,7 +482,7 @@ Test(message, a_message_cut_anywhere_is_refused_or_lacks_fields) {
 
 Test(message, every_flipped_bit_is_read_safely) {
     fixture_t *f = make_fixture();
-    for (int type = KVF_FRAME_REFUSE; type <= KVF_FRAME_BYE; type++) {
+    for (int type = KVF_FRAME_REFUSE; type < KVF_FRAME_TYPES_END; type++) {
         uint8_t *frame;
         size_t bytes;
         pack(f, (kvf_frame_type_t)type, &frame, &bytes);
@@ -481,7 +507,7 @@ Test(message, random_bytes_are_read_safely) {
         for (size_t i = 0; i < bytes; i++) {
             payload[i] = (uint8_t)rand();
         }
-        int type = KVF_FRAME_REFUSE + rand() % (KVF_FRAME_BYE - KVF_FRAME_REFUSE + 1);
+        int type = KVF_FRAME_REFUSE + rand() % (KVF_FRAME_TYPES_END - KVF_FRAME_REFUSE);
         kvf_status_t status = unpack_and_free((kvf_frame_type_t)type, payload, bytes, NULL);
         cr_assert(status == KVF_OK || status == KVF_ERR_PROTOCOL);
     }
@@ -567,7 +593,7 @@ Test(message, honest_messages_do_not_hit_the_limit) {
 
 Test(message, every_failed_allocation_is_reported_and_leaks_nothing) {
     fixture_t *f = make_fixture();
-    for (int type = KVF_FRAME_REFUSE; type <= KVF_FRAME_BYE; type++) {
+    for (int type = KVF_FRAME_REFUSE; type < KVF_FRAME_TYPES_END; type++) {
         uint8_t *frame;
         size_t bytes;
         pack(f, (kvf_frame_type_t)type, &frame, &bytes);
