@@ -180,7 +180,7 @@ static kvf_status_t check_inbound(const kvf_peer_t *peer, const Kvf__Wire__Hello
                         peer->instance);
     }
     /* A hello of an attempt that the peer has given up, read late: it knows less than we do. */
-    if (hello->session == peer->session.id && !peer->session.over &&
+    if (hello->session == peer->session.id && !peer->session.over && !hello->session_over &&
         hello->received < peer->session.n_acknowledged) {
         return kvf_fail(detail, KVF_ERR_AGAIN, "a hello of %s that another one has overtaken",
                         peer->instance);
