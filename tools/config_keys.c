@@ -50,8 +50,10 @@ static const kvf_key_t keys[] = {
      4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
     {"mover.kind", KVF_KEY_CHOICE, "auto", NULL, "what carries the bytes", 0, 0,
      LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "ucx"), AT(mover)},
-    {"mover.direction", KVF_KEY_CHOICE, "push", NULL, "who moves; the receiver's setting counts", 0,
-     0, LIST("push", "pull"), LIST("push"), AT(direction)},
+    {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
+     "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
+     "node's setting counts",
+     0, 0, LIST("push", "pull"), NULL, AT(direction)},
     {"ucx.tls", KVF_KEY_TEXT, "auto", NULL, "UCX transports; auto: posix,sysv,tcp,self", 1, 255,
      NULL, NULL, AT(ucx_tls)},
     {"ucx.devices", KVF_KEY_TEXT, "auto", NULL,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core's registry: operations, their events to the caller, time, and whose turn it is. */
+/* The core's registry: operations, their events to the caller, time. */
 #include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
@@ -302,7 +302,7 @@ bool kvf_core_has_events(const kvf_core_t *core) {
     return core->due_first != NULL;
 }
 
-/* ---- time and turns ---- */
+/* ---- time ---- */
 
 void kvf_core_set_time(kvf_core_t *core, uint64_t now_us) {
     core->now_us = now_us > core->now_us ? now_us : core->now_us;
@@ -328,19 +328,6 @@ void kvf_core_tick(kvf_core_t *core) {
 
 uint64_t kvf_core_next_us(const kvf_core_t *core) {
     return kvf_timers_next(&core->timers);
-}
-
-bool kvf_core_pump(kvf_core_t *core) {
-    bool any = false;
-    struct kvf_send_op *send = core->moving_first;
-    /* One window each, in turn. Who still has something to post went to the end of the list; a peer
-     * whose window is full does not hold up the others. */
-    for (uint32_t n = core->counters.sends_live; send != NULL && n > 0; n--) {
-        struct kvf_send_op *next = kvf_send_next_moving(send);
-        any |= kvf_send_pump(send) == KVF_OK;
-        send = next;
-    }
-    return any;
 }
 
 bool kvf_core_busy(const kvf_core_t *core) {

@@ -5,8 +5,8 @@
 /**
  * @file
  * What the core's objects know of each other: core.c (registry, time, events to the caller), peer.c
- * and peer_accept.c (peers), session.c (what is said to them), link.c (their connections), send*.c
- * and recv*.c. Only these include it.
+ * and peer_accept.c (peers), session.c (what is said to them), link.c (their connections), turns.c
+ * (who is next), send*.c and recv*.c. Only these include it.
  */
 
 #include "proto/hello.h"
@@ -18,6 +18,14 @@
 
 typedef struct kvf_peer kvf_peer_t;
 typedef struct kvf_link kvf_link_t;
+
+/** Operations that wait for their turn (turns.c). */
+typedef struct kvf_turns {
+    struct kvf_op *first, *last;
+} kvf_turns_t;
+
+/** What one of them may have at once, before the next one has its turn. */
+#define KVF_TURN_BYTES (UINT64_C(1) << 20)
 
 /* ---- operations: what send and recv have in common ---- */
 
@@ -50,6 +58,9 @@ typedef struct kvf_op {
     kvf_detail_t detail;
     uint64_t bytes, pages, pieces, transfer_us, exposed_us;
     struct kvf_op *due_next;
+    kvf_turns_t *turns; /**< where it waits; NULL: nowhere */
+    struct kvf_op *turn_prev, *turn_next;
+    int64_t deficit; /**< bytes that its turn has left; below 0: that it had too much */
     struct kvf_op *peer_prev, *peer_next; /**< list of the peer's operations */
     UT_hash_handle hh;                    /**< by id */
 } kvf_op_t;
@@ -126,6 +137,9 @@ struct kvf_peer {
     size_t mover_address_bytes;
     bool mover_connected;
     bool forgotten;
+    kvf_turns_t moving;    /**< sends that have something to post to it */
+    kvf_turns_t asking;    /**< receives that have something to ask it for */
+    uint64_t asked_bytes;  /**< what receives have asked it for, and is not verified yet */
     uint64_t window_bytes; /**< posted to it */
     uint32_t window_pieces;
     bool unproven; /**< a window to it failed: of transfers that have gone from here nobody knows */
@@ -291,8 +305,6 @@ struct kvf_core {
     uint32_t n_verifying;
     uint32_t n_farewells; /**< receives that wait to be taken back */
     uint32_t n_landing;   /**< receives that expect chunks */
-    struct kvf_send_op *moving_first,
-        *moving_last; /**< sends that have something to post, in turn */
 
     kvf_tombstone_t tombstones[KVF_TOMBSTONES]; /**< ring of ended sends */
     uint64_t n_tombstones;
@@ -332,6 +344,12 @@ KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *requ
                                               int64_t allocated_tokens, int64_t cached_tokens,
                                               const kvf_table_t *tables, uint32_t n_tables,
                                               kvf_wanted_t *wanted, kvf_detail_t *detail);
+/* turns.c */
+/** Wait for a turn, behind the others; who waits already keeps its place. */
+void kvf_turns_enter(kvf_turns_t *turns, kvf_op_t *op);
+/** Wait no more. */
+void kvf_turns_leave(kvf_op_t *op);
+
 /* ---- what peers and the core tell operations ---- */
 void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request);
 /** A heartbeat names a transfer: the receiver still wants it. */
@@ -342,10 +360,11 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message);
 void kvf_send_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
 void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status);
-/** Post one window of a send. @return KVF_OK: posted, or nothing to post (then it left the list);
- * KVF_ERR_AGAIN: no room. */
-kvf_status_t kvf_send_pump(struct kvf_send_op *send);
-struct kvf_send_op *kvf_send_next_moving(struct kvf_send_op *send);
+/** Post one window of a send, out of what its turn has left. @return KVF_OK: posted, or it has
+ * nothing to post (then it waits no more); KVF_ERR_AGAIN: no room. */
+kvf_status_t kvf_send_pump(kvf_op_t *op);
+/** A receiver that pulls wants what begins in front of that byte. @return Whether it is known. */
+bool kvf_send_on_pull(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, uint64_t bytes);
 /** We stood still: its receiver is not judged by what was not read meanwhile. */
 void kvf_send_rearm_op(kvf_op_t *op);
 /** End a live one, and tell its peer. */
@@ -358,6 +377,10 @@ void kvf_recv_on_peer_up(kvf_op_t *op);
 void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit);
 bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                        const char *message);
+/** So many bytes are ready at its sender. @return Whether it is known. */
+bool kvf_recv_on_ready(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, uint64_t bytes);
+/** Ask for one turn's bytes more. It waits for that: there is something to ask for. */
+void kvf_recv_ask(kvf_op_t *op);
 void kvf_recv_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
 /** @return Whether the peer was told of it. */

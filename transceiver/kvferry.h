@@ -433,8 +433,9 @@ typedef enum kvf_handoff {
 } kvf_handoff_t;
 
 typedef enum kvf_direction {
-    KVF_PUSH, /**< the context side moves */
-    KVF_PULL  /**< the generation side moves (unsupported in this version) */
+    KVF_PUSH, /**< the context side sends what is ready */
+    KVF_PULL  /**< the context side sends what is ready and was asked for: the generation side paces
+               */
 } kvf_direction_t;
 
 typedef struct kvf_recv_desc {
@@ -450,7 +451,7 @@ typedef struct kvf_recv_desc {
     uint64_t timeout_us; /**< from now to the result; 0 = the agent's request_timeout_us */
     kvf_holes_t holes;
     kvf_handoff_t handoff; /**< other numbers of tokens end the receive: KVF_ERR_COUNT_MISMATCH */
-    kvf_direction_t direction;
+    kvf_direction_t direction; /**< this side's setting counts */
 } kvf_recv_desc_t;
 
 /**

@@ -364,6 +364,14 @@ static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
                     : kvf_send_on_abort(peer, &id, (kvf_status_t)abort->status, abort->message);
         break;
     }
+    case KVF_FRAME_READY:
+        id = kvf_transfer_id_read(((const Kvf__Wire__Ready *)base)->transfer);
+        known = kvf_recv_on_ready(peer, &id, ((const Kvf__Wire__Ready *)base)->bytes);
+        break;
+    case KVF_FRAME_PULL:
+        id = kvf_transfer_id_read(((const Kvf__Wire__Pull *)base)->transfer);
+        known = kvf_send_on_pull(peer, &id, ((const Kvf__Wire__Pull *)base)->bytes);
+        break;
     case KVF_FRAME_DRAINED:
         id = kvf_transfer_id_read(((const Kvf__Wire__Drained *)base)->transfer);
         kvf_recv_on_drained(peer, &id);

@@ -136,6 +136,20 @@ static void begin_group(const kvf_plan_t *plan, const kvf_plan_part_t *part,
     cursor->bytes = (end_idx - first_idx) * layer_bytes;
 }
 
+uint64_t kvf_plan_bytes(const kvf_plan_t *plan, const kvf_plan_part_t *part) {
+    kvf_plan_cursor_t cursor = {0};
+    uint64_t bytes = 0;
+    for (; cursor.group_idx < plan->layout->n_groups; cursor.group_idx++) {
+        const kvf_plan_group_t *group = &plan->groups[cursor.group_idx];
+        begin_group(plan, part, &cursor);
+        for (int64_t o = kvf_wanted_next(&group->wanted, cursor.ordinal); o < cursor.ordinal_end;
+             o = kvf_wanted_next(&group->wanted, o + 1)) {
+            bytes += group->destination[o] < 0 ? 0 : cursor.bytes;
+        }
+    }
+    return bytes;
+}
+
 bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_plan_part_t *part,
                    kvf_plan_cursor_t *cursor, kvf_piece_t *piece_p, int32_t *source_p) {
     for (; cursor->group_idx < plan->layout->n_groups; cursor->group_idx++, cursor->begun = false) {

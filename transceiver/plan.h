@@ -100,6 +100,9 @@ KVF_CHECK kvf_status_t kvf_plan_close(kvf_plan_t *plan, bool skip, kvf_detail_t 
 bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_plan_part_t *part,
                    kvf_plan_cursor_t *cursor, kvf_piece_t *piece_p, int32_t *source_p);
 
+/** @return The bytes of all pieces of a part. @cost O(blocks), no allocation */
+uint64_t kvf_plan_bytes(const kvf_plan_t *plan, const kvf_plan_part_t *part);
+
 /** Name missing ordinals per group: "group swa: 3, 4, 9 and 2 more". @param side  "source" |
  * "destination". */
 void kvf_missing_text(char *text, size_t cap, const kvf_layout_t *layout, const char *side,

@@ -155,8 +155,8 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
         kvf_free(core->alloc, recv);
         return status;
     }
-    if (desc->direction != KVF_PUSH) {
-        status = kvf_fail(detail, KVF_ERR_UNSUPPORTED, "direction pull: this version pushes only");
+    if (desc->direction != KVF_PUSH && desc->direction != KVF_PULL) {
+        status = kvf_fail(detail, KVF_ERR_INVALID, "direction is neither push nor pull");
         goto err_op;
     }
     status = read_ticket(recv, desc, &ticket, detail);
@@ -173,6 +173,7 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     recv->cached_tokens = desc->cached_tokens;
     recv->holes = desc->holes;
     recv->handoff = desc->handoff;
+    recv->pull = desc->direction == KVF_PULL;
     core->config.rand.fill(core->config.rand.ctx, &recv->grant_key, sizeof(recv->grant_key));
     status = take_tables(recv, desc, wanted, detail);
     if (status != KVF_OK) {
@@ -241,6 +242,7 @@ static void tell_request(kvf_recv_op_t *recv, Kvf__Wire__Grant **grants, size_t 
     request.n_grants = n_grants;
     request.grants = grants;
     request.more = more;
+    request.pull = recv->pull;
     kvf_peer_tell(recv->op.peer, KVF_FRAME_RECV_REQUEST, &request.base);
 }
 

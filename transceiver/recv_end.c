@@ -88,6 +88,7 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
         recv->op.exposed_us = since < recv->op.transfer_us ? since : recv->op.transfer_us;
     }
     kvf_op_end(&recv->op, status, message);
+    kvf_recv_pace(recv);
     if (recv->requested) {
         core->n_landing--;
     }

@@ -4,8 +4,8 @@
 
 /**
  * @file
- * The receive as its parts see it: recv.c (opening, request), recv_seal.c (chunks, commits,
- * digests), recv_end.c.
+ * The receive as its parts see it: recv.c (opening, request), recv_pull.c (pacing), recv_seal.c
+ * (chunks, commits, digests), recv_end.c.
  */
 
 #include "transceiver/core_impl.h"
@@ -50,6 +50,7 @@ typedef struct kvf_recv_op {
     size_t ticket_bytes;
     char node[KVF_TICKET_FIELD_BYTES + 1]; /* the ticket's instance */
     recv_group_t groups[KVF_MAX_GROUPS];
+    bool pull;      /* nothing moves that was not asked for */
     bool granted;   /* write_begin was called for every entry */
     bool requested; /* the peer knows of the grants */
     bool farewell;  /* ended before it was requested; the peer is still to be told */
@@ -61,7 +62,11 @@ typedef struct kvf_recv_op {
     bool verifying;        /* the driver has the job */
     uint64_t wanted_bytes; /* granted */
     uint64_t wanted_pages;
+    uint64_t claimed_bytes; /* that commits named */
     uint64_t sealed_bytes;
+    /* If it pulls: what is ready at the sender, what it was asked for, and what of that is not
+     * verified yet. */
+    uint64_t ready_bytes, asked_bytes, open_bytes;
 
     Kvf__Wire__Final *final; /* taken out of the last commit */
     uint64_t final_us;
@@ -85,6 +90,11 @@ kvf_recv_op_t *kvf_recv_find(kvf_core_t *core, const kvf_transfer_id_t *transfer
 void kvf_recv_on_timer(kvf_timer_t *timer, void *owner);
 /** Do something to every granted page. */
 void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int32_t slot));
+/** It was asked for more, more was verified, or it has ended: count, and wait for a turn to ask for
+ * more if there is something to ask for. */
+void kvf_recv_pace(kvf_recv_op_t *recv);
+/** @return Whether all that commits have named was asked for. */
+bool kvf_recv_asked_for(const kvf_recv_op_t *recv);
 /** Give it its result, tell the peer if `tell`, and return the pages as soon as that is safe. */
 void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell);
 /** After the result: give the pages back, with proof that nothing writes to them any more, or put

@@ -239,6 +239,7 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
         kvf_op_reap(&recv->op);
         return;
     }
+    kvf_recv_pace(recv);
     advance_progress(recv);
     verify_next(recv);
     complete_if_whole(recv);
@@ -284,6 +285,7 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
                             range->ordinals[i]);
         }
         bits_set(claimed, first, end);
+        recv->claimed_bytes += (end - first) * group->granule_bytes;
         if (!core->config.mover_checked || KVF_MUTANT(accept_handover)) {
             /* One-sided: nobody here saw the bytes come; the sender's proof of completion stands
              * behind its commit. */
@@ -335,6 +337,11 @@ void kvf_recv_on_commit(kvf_peer_t *peer, Kvf__Wire__Commit *commit) {
     }
     for (size_t i = 0; i < commit->n_ranges && status == KVF_OK; i++) {
         status = queue_range(recv, commit->ranges[i], &detail);
+    }
+    if (status == KVF_OK && !kvf_recv_asked_for(recv)) {
+        status = kvf_fail(&detail, KVF_ERR_PROTOCOL,
+                          "%" PRIu64 " bytes were committed, when %" PRIu64 " were asked for",
+                          recv->claimed_bytes, recv->asked_bytes);
     }
     if (status == KVF_OK && commit->final != NULL) {
         status = check_final(recv, commit->final, &detail);

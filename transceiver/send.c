@@ -50,7 +50,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
     send->op.transfer_us = send->claimed ? core->now_us - send->claimed_us : 0;
     send->op.pages = status == KVF_OK ? send->plan.n_pages : 0;
     kvf_op_end(&send->op, status, message);
-    kvf_send_leave_moving(send);
+    kvf_turns_leave(&send->op);
     core->tombstones[core->n_tombstones++ % KVF_TOMBSTONES] =
         (kvf_tombstone_t){send->op.id, send->claimed ? KVF_ERR_USED : status};
     if (tell && send->claimed && send->op.peer != NULL) {

@@ -44,8 +44,11 @@ typedef struct kvf_send_op {
     kvf_plan_t plan;
     uint32_t n_posted; /* windows */
 
-    bool moving; /* in the core's list */
-    struct kvf_send_op *moving_next, *moving_prev;
+    bool pull;            /* the receiver asks for what it wants */
+    size_t told_parts;    /* it was told that these are ready, */
+    uint64_t ready_bytes; /* which bring so many bytes */
+    uint64_t asked_bytes; /* what begins in front of this byte of them may be posted */
+    uint64_t posted_bytes;
 } kvf_send_op_t;
 
 static inline kvf_send_op_t *kvf_send_of(kvf_op_t *op) {
@@ -78,7 +81,5 @@ void kvf_send_finish_off(kvf_send_op_t *send);
 void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 /** There is new work for the mover, or perhaps the end of it. */
 void kvf_send_wake(kvf_send_op_t *send);
-/** It has nothing to post, or has ended. */
-void kvf_send_leave_moving(kvf_send_op_t *send);
 
 #endif

@@ -1,49 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows: whose turn it is, what is posted, and the commits that follow. */
+/* Windows: what is posted, and the commits that follow. */
 #include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
 /* A window is posted, completes and is committed as one. */
 #define WINDOW_PIECES 64
-#define WINDOW_BYTES (UINT64_C(4) << 20)
 
 /* A posted window, with room for its pieces. Kept for the next one when done. */
 typedef struct window_box {
     kvf_window_t window;
     kvf_piece_t pieces[WINDOW_PIECES];
 } window_box_t;
-
-/* ---- turn-taking ---- */
-
-void kvf_send_leave_moving(kvf_send_op_t *send) {
-    kvf_core_t *core = send->op.core;
-    if (!send->moving) {
-        return;
-    }
-    *(send->moving_prev != NULL ? &send->moving_prev->moving_next : &core->moving_first) =
-        send->moving_next;
-    *(send->moving_next != NULL ? &send->moving_next->moving_prev : &core->moving_last) =
-        send->moving_prev;
-    send->moving_next = send->moving_prev = NULL;
-    send->moving = false;
-}
-
-static void enter_moving(kvf_send_op_t *send) {
-    kvf_core_t *core = send->op.core;
-    if (send->moving) {
-        return;
-    }
-    send->moving_prev = core->moving_last;
-    send->moving_next = NULL;
-    *(core->moving_last != NULL ? &core->moving_last->moving_next : &core->moving_first) = send;
-    core->moving_last = send;
-    send->moving = true;
-}
-
-kvf_send_op_t *kvf_send_next_moving(kvf_send_op_t *send) {
-    return send->moving_next;
-}
 
 /* ---- windows and commits ---- */
 
@@ -85,11 +53,42 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     tell_commit(send, ranges, n_ranges, &final);
 }
 
+/* Say how much of what the receiver wants has become ready. */
+static void tell_ready(kvf_send_op_t *send) {
+    Kvf__Wire__Ready ready;
+    kvf__wire__ready__init(&ready);
+    Kvf__Wire__TransferId id;
+    uint64_t before = send->ready_bytes;
+    for (; send->told_parts < send->n_parts; send->told_parts++) {
+        send->ready_bytes += kvf_plan_bytes(&send->plan, &send->parts[send->told_parts]);
+    }
+    if (send->ready_bytes != before) {
+        kvf_transfer_id_write(&send->transfer, &id);
+        ready.transfer = &id;
+        ready.bytes = send->ready_bytes;
+        kvf_peer_tell(send->op.peer, KVF_FRAME_READY, &ready.base);
+    }
+}
+
+/* Whether the next piece may go, if there is one: it begins behind so many bytes. */
+static bool may_post(const kvf_send_op_t *send, uint64_t bytes) {
+    return !send->pull || bytes < send->asked_bytes || KVF_MUTANT(push_unasked);
+}
+
+/* Whether there is something to post, or to find out that there is no more. */
+static bool can_move(const kvf_send_op_t *send) {
+    return send->part_idx < send->n_parts &&
+           (may_post(send, send->posted_bytes) || send->posted_bytes == send->ready_bytes);
+}
+
 void kvf_send_wake(kvf_send_op_t *send) {
     if (send->planned && !send->op.ended) {
         send->part_idx = KVF_MUTANT(post_twice) ? 0 : send->part_idx;
-        if (send->part_idx < send->n_parts) {
-            enter_moving(send);
+        if (send->pull) {
+            tell_ready(send);
+        }
+        if (can_move(send)) {
+            kvf_turns_enter(&send->op.peer->moving, &send->op);
         }
         send_final_if_complete(send, NULL, 0);
     }
@@ -170,10 +169,11 @@ static kvf_window_t *take_window(kvf_core_t *core) {
     return &box->window;
 }
 
-kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
-    kvf_core_t *core = send->op.core;
-    kvf_peer_t *peer = send->op.peer;
-    kvf_plan_cursor_t cursor = send->cursor;
+kvf_status_t kvf_send_pump(kvf_op_t *op) {
+    kvf_send_op_t *send = kvf_send_of(op);
+    kvf_core_t *core = op->core;
+    kvf_peer_t *peer = op->peer;
+    kvf_plan_cursor_t cursor = send->cursor, next;
     size_t part_idx = send->part_idx;
     kvf_piece_t piece;
     int32_t source;
@@ -192,13 +192,18 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
                              .pieces = window->pieces,
                              .owner = (uint64_t)(uintptr_t)send};
     while (part_idx < send->n_parts && window->n_pieces < WINDOW_PIECES &&
-           window->bytes < WINDOW_BYTES) {
-        if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &cursor, &piece,
+           window->bytes < (uint64_t)op->deficit) {
+        next = cursor;
+        if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &next, &piece,
                            &source)) {
             part_idx++;
             cursor = (kvf_plan_cursor_t){0};
             continue;
         }
+        if (!may_post(send, send->posted_bytes + window->bytes)) {
+            break;
+        }
+        cursor = next;
         piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
         window->pieces[window->n_pieces++] = piece;
         window->bytes += piece.bytes;
@@ -224,10 +229,12 @@ kvf_status_t kvf_send_pump(kvf_send_op_t *send) {
     }
     send->cursor = cursor;
     send->part_idx = part_idx;
-    kvf_send_leave_moving(send);
-    if (part_idx < send->n_parts) {
-        enter_moving(send); /* behind the others: turns */
-    } else {
+    send->posted_bytes += window->bytes;
+    op->deficit -= (int64_t)window->bytes;
+    if (!can_move(send)) {
+        kvf_turns_leave(op);
+    }
+    if (part_idx == send->n_parts) {
         send_final_if_complete(send, NULL, 0);
     }
     return KVF_OK;

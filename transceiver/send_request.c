@@ -82,6 +82,7 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     send->claimed_us = core->now_us;
     send->transfer = *transfer;
     send->grant_key = request->grant_key;
+    send->pull = request->pull;
     kvf_peer_attach(peer, &send->op);
     uint64_t timeout_us =
         request->timeout_us < MAX_TIMEOUT_US ? request->timeout_us : MAX_TIMEOUT_US;
@@ -179,6 +180,25 @@ void kvf_send_on_renewed(kvf_peer_t *peer, const uint64_t *counters, size_t n) {
             kvf_send_renew(kvf_send_of(op));
         }
     }
+}
+
+bool kvf_send_on_pull(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, uint64_t bytes) {
+    kvf_send_op_t *send = find_transfer(peer, transfer);
+    char text[KVF_DETAIL_BYTES];
+    if (send == NULL || send->op.ended) {
+        return send != NULL;
+    }
+    if (!send->pull || bytes < send->asked_bytes || bytes > send->ready_bytes) {
+        (void)snprintf(text, sizeof(text),
+                       "the receiver asks for %" PRIu64 " bytes, after %" PRIu64 ", when %" PRIu64
+                       " are ready",
+                       bytes, send->asked_bytes, send->ready_bytes);
+        kvf_send_end(send, KVF_ERR_PROTOCOL, text, true);
+        return true;
+    }
+    send->asked_bytes = bytes;
+    kvf_send_wake(send);
+    return true;
 }
 
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {

@@ -15,7 +15,7 @@
 #define KEPT_BYTES (UINT64_C(8) << 20)
 
 bool kvf_session_counts(kvf_frame_type_t type) {
-    return type >= KVF_FRAME_RECV_REQUEST && type <= KVF_FRAME_DRAINED;
+    return type >= KVF_FRAME_RECV_REQUEST && type != KVF_FRAME_BYE;
 }
 
 /* A message that cannot be said leaves the other side waiting: end the peer, which it does notice.

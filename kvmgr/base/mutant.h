@@ -49,6 +49,10 @@
     X(keep_generation, "a grant does not change the page's generation")                            \
     X(ready_too_much, "one block more than is ready leaves")                                       \
     X(wrong_source, "the neighbour of a block is read")                                            \
+    X(push_unasked, "more is posted than the receiver that pulls has asked for")                   \
+    X(forget_pull, "what is asked for while there is no connection is not said later")             \
+    X(ask_for_all, "a receiver that pulls asks for all that is ready")                             \
+    X(keep_the_turn, "who has had a turn is not behind the others")                                \
     X(judge_after_stall, "who stood still takes its own silence for the peers'")
 
 #ifdef KVF_MUTANTS

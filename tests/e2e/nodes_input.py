@@ -64,7 +64,7 @@ class ConfigTest(ClusterTest):
                 self.assertIn("bad.yaml", self.refuse("decode", config=self.write(text)))
 
     def test_settings_of_later_versions_are_refused_by_name(self):
-        for setting in ("mover.direction=pull", "pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl"):
+        for setting in ("pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl"):
             with self.subTest(setting):
                 error = self.refuse("decode", "--set", setting)
                 self.assertIn("unsupported", error)

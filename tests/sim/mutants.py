@@ -52,6 +52,10 @@ NOTICED_BY = {
     "keep_generation": ("pages", 0),
     "ready_too_much": ("calm", 5),
     "wrong_source": ("calm", 5),
+    "push_unasked": ("recv_pull", 0),
+    "forget_pull": ("recv_pull", 0),
+    "ask_for_all": ("recv_pull", 0),
+    "keep_the_turn": ("turns", 0),
     "judge_after_stall": ("core_cancel", 0),
 }
 

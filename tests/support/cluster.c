@@ -609,10 +609,15 @@ kvf_status_t node_offer(node_t *node, const char *request_id, int64_t prompt,
                             : status;
 }
 
+kvf_direction_t cluster_direction(void) {
+    return getenv("KVF_TEST_PULL") != NULL ? KVF_PULL : KVF_PUSH;
+}
+
 kvf_status_t node_fetch(node_t *node, const char *request_id, const char *ticket, int64_t prompt,
                         const kvf_table_t *tables, watch_t *watch, uint64_t *id_p,
                         kvf_detail_t *detail) {
     kvf_recv_desc_t desc = {.request_id = request_id,
+                            .direction = cluster_direction(),
                             .ticket = ticket,
                             .lengths = {.prompt_len = prompt},
                             .allocated_tokens = prompt,

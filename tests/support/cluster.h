@@ -131,6 +131,8 @@ bool node_clean(const node_t *node);
 kvf_status_t node_offer(node_t *node, const char *request_id, int64_t prompt,
                         const kvf_table_t *tables, watch_t *watch, uint64_t *id_p,
                         char ticket[KVF_TICKET_BYTES]);
+/** @return Who moves in this run of the tests: the receiver where KVF_TEST_PULL is set. */
+kvf_direction_t cluster_direction(void);
 /** Open a receive with a ticket. */
 kvf_status_t node_fetch(node_t *node, const char *request_id, const char *ticket, int64_t prompt,
                         const kvf_table_t *tables, watch_t *watch, uint64_t *id_p,

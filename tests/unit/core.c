@@ -259,6 +259,7 @@ Test(core, holes) {
     cr_expect_eq(pair_fetch(&p), KVF_ERR_UNCOVERED);
     cr_expect_not_null(strstr(p.detail.text, "group full: 1"), "%s", p.detail.text);
     kvf_recv_desc_t desc = {.request_id = "r1",
+                            .direction = cluster_direction(),
                             .ticket = p.ticket,
                             .lengths = {.prompt_len = 40},
                             .allocated_tokens = 40,
@@ -318,6 +319,7 @@ Test(core, cached_tokens_do_not_travel) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){0}, 40);
     kvf_recv_desc_t desc = {.request_id = "r1",
+                            .direction = cluster_direction(),
                             .ticket = p.ticket,
                             .lengths = {.prompt_len = 40},
                             .allocated_tokens = 40,
@@ -356,6 +358,7 @@ Test(core, calls_that_are_refused) {
     cr_expect_eq(node_fetch(p.gen, "r1", "AAAA", 40, p.destinations, &none, &id, &p.detail),
                  KVF_ERR_FORGED);
     kvf_recv_desc_t desc = {.request_id = "r1",
+                            .direction = cluster_direction(),
                             .ticket = p.ticket,
                             .lengths = {.prompt_len = 40, .draft_len = 3, .num_extra_kv_tokens = 2},
                             .allocated_tokens = 42,
@@ -367,10 +370,10 @@ Test(core, calls_that_are_refused) {
     cr_expect_not_null(strstr(p.detail.text, "45"), "%s", p.detail.text);
     desc.allocated_tokens = 45;
     desc.handoff = KVF_HANDOFF_FIRST; /* the context side has no drafts */
-    desc.direction = KVF_PULL;
+    desc.direction = (kvf_direction_t)2;
     cr_expect_eq(kvf_core_recv_open(p.gen->core, &desc, watch_event, &none, &id, &p.detail),
-                 KVF_ERR_UNSUPPORTED);
-    desc.direction = KVF_PUSH;
+                 KVF_ERR_INVALID);
+    desc.direction = cluster_direction();
     /* A page that two sequences share cannot be granted. */
     cr_assert_eq(kvf_pages_hold(p.gen->pages[1], p.destination[1][3]), KVF_OK);
     cr_expect_eq(kvf_core_recv_open(p.gen->core, &desc, watch_event, &none, &id, &p.detail),

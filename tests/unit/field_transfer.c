@@ -61,6 +61,7 @@ static void duo_offer(duo_t *d) {
 /* Ask for the prompt, of which the first `cached` tokens are there already. */
 static kvf_status_t duo_fetch(duo_t *d, int64_t cached, watch_t *watch) {
     const kvf_recv_desc_t desc = {.request_id = "r",
+                                  .direction = cluster_direction(),
                                   .ticket = d->ticket,
                                   .lengths = {.prompt_len = d->prompt},
                                   .allocated_tokens = d->prompt,

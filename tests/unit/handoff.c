@@ -65,6 +65,7 @@ ParameterizedTest(size_t *i, handoff, tokens_are_counted) {
     cr_assert_eq(kvf_core_send_ready(p.ctx->core, p.send, &all, NULL), KVF_OK);
     cr_assert_eq(kvf_core_send_ticket(p.ctx->core, p.send, p.ticket, sizeof(p.ticket)), KVF_OK);
     kvf_recv_desc_t fetch = {.request_id = "r1",
+                             .direction = cluster_direction(),
                              .ticket = p.ticket,
                              .lengths = {.prompt_len = 40, .draft_len = h->draft_len},
                              .allocated_tokens = 40 + h->draft_len,
@@ -102,6 +103,7 @@ Test(handoff, a_second_definition_of_capacity_is_refused) {
     pair_t p;
     pair_open(&p, &(cluster_options_t){0}, 40);
     kvf_recv_desc_t fetch = {.request_id = "r1",
+                             .direction = cluster_direction(),
                              .ticket = p.ticket,
                              .lengths = lengths,
                              .allocated_tokens = planted,
@@ -225,6 +227,7 @@ ParameterizedTest(int *i, handoff, draft_groups_that_differ) {
 
 static kvf_recv_desc_t cached_fetch(pair_t *p, int64_t cached_tokens) {
     return (kvf_recv_desc_t){.request_id = "r1",
+                             .direction = cluster_direction(),
                              .ticket = p->ticket,
                              .lengths = {.prompt_len = 40},
                              .allocated_tokens = 40,

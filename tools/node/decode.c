@@ -17,7 +17,8 @@ static kvf_status_t decode_open(kvf_job_t *job, kvf_detail_t *detail) {
                             .n_tables = node->layout.n_groups,
                             .timeout_us = kvf_job_time_left(job),
                             .holes = KVF_HOLES_STRICT,
-                            .direction = KVF_PUSH};
+                            .direction =
+                                strcmp(node->config->direction, "pull") == 0 ? KVF_PULL : KVF_PUSH};
     kvf_blocks_tables(node->blocks, &job->lease, tables);
     return kvf_recv_open(node->agent, &desc, kvf_job_event, job, &job->recv, detail);
 }

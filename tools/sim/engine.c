@@ -104,6 +104,7 @@ static request_t *draw_request(kvf_world_t *world, uint64_t seed, bool probe) {
     request->bind_stale = kvf_dice_hit(dice, 200);
     request->skip_holes = kvf_dice_hit(dice, 100);
     request->early_ticket = kvf_dice_hit(dice, 400);
+    request->pull = kvf_dice_hit(dice, 500);
     draw_steps(request, world->n_layers);
     if (script->scenario->ends && !probe) {
         draw_ends(request);
@@ -116,10 +117,12 @@ static request_t *draw_request(kvf_world_t *world, uint64_t seed, bool probe) {
 
 void engine_request(kvf_world_t *world, uint64_t seed) {
     request_t *request = draw_request(world, seed, false);
-    world_note(world, "REQUEST %s (tag %u): %d tokens, %s -> %s, %u steps, %u receives, %d cached",
+    world_note(world,
+               "REQUEST %s (tag %u): %d tokens, %s -> %s, %u steps, %u receives, %d cached%s",
                request->id, (unsigned)request->tag, (int)request->lengths.prompt_len,
                world->nodes[request->context].name, world->nodes[request->generation[0]].name,
-               request->n_steps, request->n_recvs, (int)request->cached_tokens);
+               request->n_steps, request->n_recvs, (int)request->cached_tokens,
+               request->pull ? ", pulled" : "");
     engine_later(request, ACT_SEND_OPEN, 0, request->context, WORLD_ANY_LIFE, 0);
 }
 
@@ -402,6 +405,7 @@ static void recv_open(request_t *request, node_t *node, uint32_t which) {
         .n_tables = world->layout.n_groups,
         .timeout_us = ends && kvf_dice_hit(dice, 200) ? kvf_dice_between(dice, 1000, 600000) : 0,
         .holes = request->skip_holes ? KVF_HOLES_SKIP : KVF_HOLES_STRICT,
+        .direction = request->pull ? KVF_PULL : KVF_PUSH,
     };
     kvf_status_t status =
         kvf_core_recv_open(node->core, &desc, verdict_event, op, &op->id, &detail);

@@ -153,7 +153,7 @@ struct world_request {
     uint32_t context, n_recvs, generation[2];
     kvf_lengths_t lengths;
     int64_t cached_tokens;
-    bool chunked, bind_stale, early_ticket, no_tokens, skip_holes;
+    bool chunked, bind_stale, early_ticket, no_tokens, skip_holes, pull;
     step_t steps[16];
     uint32_t n_steps, step;
     uint32_t fails_at; /**< the prefill is lost at this step */
