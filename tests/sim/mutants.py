@@ -40,7 +40,7 @@ NOTICED_BY = {
     "result_twice": ("network", 100),
     "lazy_heap": ("ends", 100),
     "no_renewal": ("core_cancel", 0),
-    "keep_old_input": ("reconnect", 50),
+    "keep_old_input": ("session", 0),
     "resend_nothing": ("reconnect", 50),
     "no_lease": ("ends", 20),
     "no_deadline": ("liar", 40),

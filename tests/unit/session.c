@@ -22,9 +22,9 @@ static uint64_t written(const node_t *node, const kvf_table_t *tables) {
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);
         for (int64_t o = 0; o < tables[g].n_blocks; o++) {
-            const uint8_t *page = node->memory[g] + (uint64_t)tables[g].slots[o] * bytes;
-            for (uint64_t i = 0; tables[g].slots[o] >= 0 && i < bytes; i++) {
-                n += page[i] != 0;
+            int32_t slot = tables[g].slots[o];
+            for (uint64_t i = 0; slot >= 0 && i < bytes; i++) {
+                n += node->memory[g][(uint64_t)slot * bytes + i] != 0;
             }
         }
     }
