@@ -187,6 +187,12 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     if (status != KVF_OK) {
         goto err_grant;
     }
+    if (kvf_session_full(peer)) {
+        status =
+            kvf_fail(detail, KVF_ERR_AGAIN,
+                     "%s does not keep up with what it is told; retry in a moment", peer->instance);
+        goto err_grant;
+    }
     kvf_peer_attach(peer, &recv->op);
     recv->deadline_us = kvf_time_after(
         core->now_us, desc->timeout_us != 0 ? desc->timeout_us : core->agent.request_timeout_us);

@@ -10,22 +10,31 @@
 
 /* So much may come before it is acknowledged out of turn: it bounds what the other side keeps. */
 #define ACK_BYTES (UINT64_C(1) << 20)
-/* Beyond this no windows are posted, whose commits would only have to be kept. Other messages are
- * few, and are always taken. */
+/* Beyond this nothing new is begun: no windows are posted, whose commits would only have to be
+ * kept, nothing is pulled, no receive is opened. What ends what runs still has room: four of the
+ * longest frames. Who acknowledges nothing until that is full, too, is given up. */
 #define KEPT_BYTES (UINT64_C(8) << 20)
+#define KEPT_FRAMES 4
 
 bool kvf_session_counts(kvf_frame_type_t type) {
     return type >= KVF_FRAME_RECV_REQUEST && type != KVF_FRAME_BYE;
 }
 
-/* A message that cannot be said leaves the other side waiting: end the peer, which it does notice.
- * Not from here, where an operation is in the middle of something. */
-static void cannot_say(kvf_peer_t *peer, kvf_frame_type_t type, kvf_status_t status) {
+/* End the peer, which it does notice. Not from here, where an operation is in the middle of
+ * something. */
+static void fail_soon(kvf_peer_t *peer, const char *why) {
     kvf_core_t *core = peer->core;
     peer->failing = KVF_ERR_PEER_LOST;
-    (void)snprintf(peer->reason, sizeof(peer->reason), "a %s message could not be made: %s",
-                   kvf_frame_type_name(type), kvf_status_text(status));
+    (void)snprintf(peer->reason, sizeof(peer->reason), "%s", why);
     kvf_timer_set(&core->timers, &peer->timer, core->now_us);
+}
+
+/* A message that cannot be said leaves the other side waiting. */
+static void cannot_say(kvf_peer_t *peer, kvf_frame_type_t type, kvf_status_t status) {
+    char why[KVF_DETAIL_BYTES];
+    (void)snprintf(why, sizeof(why), "a %s message could not be made: %s",
+                   kvf_frame_type_name(type), kvf_status_text(status));
+    fail_soon(peer, why);
 }
 
 static bool pack(kvf_peer_t *peer, kvf_frame_type_t type, const ProtobufCMessage *message,
@@ -49,6 +58,11 @@ void kvf_peer_tell(kvf_peer_t *peer, kvf_frame_type_t type, const ProtobufCMessa
     size_t bytes;
     if (!kvf_peer_is_up(peer) || peer->failing != KVF_OK ||
         !pack(peer, type, message, &frame, &bytes)) {
+        return;
+    }
+    if (session->kept_bytes > KEPT_BYTES + KEPT_FRAMES * core->agent.frame_bytes) {
+        kvf_free(core->alloc, frame);
+        fail_soon(peer, "it does not acknowledge what it is told");
         return;
     }
     kvf_kept_t *kept = kvf_alloc(core->alloc, sizeof(*kept) + bytes);

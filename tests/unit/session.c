@@ -3,6 +3,7 @@
 #include "../support/pair.h"
 
 #include "proto/frame.h"
+#include "proto/message.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -274,6 +275,114 @@ Test(session, cut_between_chunks) {
         expect_whole(&p, k);
         pair_close(&p);
     }
+}
+
+/* ---- bounds ---- */
+
+static uint64_t most_acknowledged, acknowledged_instead;
+
+/* On its way, a heartbeat that acknowledges more than that comes to acknowledge less. */
+static void acknowledge_less(uint8_t *data, size_t bytes) {
+    ProtobufCMessage *message;
+    if (bytes <= KVF_FRAME_HEADER_BYTES || data[0] != 'K' || data[3] != 'R' ||
+        data[4] != KVF_FRAME_HEARTBEAT) {
+        return;
+    }
+    cr_assert_eq(kvf_message_unpack(kvf_alloc_default(), KVF_FRAME_HEARTBEAT,
+                                    data + KVF_FRAME_HEADER_BYTES, bytes - KVF_FRAME_HEADER_BYTES,
+                                    &message, NULL),
+                 KVF_OK);
+    Kvf__Wire__Heartbeat *beat = (Kvf__Wire__Heartbeat *)message;
+    uint64_t sequence = beat->sequence, received = beat->received, instead = acknowledged_instead;
+    kvf_message_free(kvf_alloc_default(), message);
+    if (received > most_acknowledged) {
+        /* 0x08 sequence 0x10 received: a number in as many bytes as the one that was there. */
+        size_t at = KVF_FRAME_HEADER_BYTES + 3;
+        for (; sequence >= 128; sequence >>= 7) {
+            at++;
+        }
+        for (; received >= 128; received >>= 7, instead >>= 7) {
+            data[at++] = (uint8_t)(0x80 | instead);
+        }
+        data[at] = (uint8_t)(instead & 0x7f);
+    }
+}
+
+static void short_frames(kvf_agent_config_t *config) {
+    config->frame_bytes = 64 << 10;
+    config->suspect_us = 40000000;
+    config->lost_us = 40000000;
+}
+
+/* A peer that lives and acknowledges nothing. Requests that it refuses pile up on our side, until
+ * new ones are refused with `again`; those that were open still come to their end. */
+Test(session, who_acknowledges_nothing) {
+    const kvf_layout_t layout = cluster_layout();
+    pair_t p = {.prompt = PROMPT};
+    kvf_status_t status = KVF_OK;
+    int n = 0;
+    p.cluster = cluster_create(&(cluster_options_t){0});
+    p.ctx = cluster_node(p.cluster, &layout, 64, short_frames);
+    p.gen = cluster_node(p.cluster, &layout, 64, short_frames);
+    node_take(p.ctx, PROMPT, CONTENT, p.source, p.sources);
+    node_take(p.gen, PROMPT, 0, p.destination, p.destinations);
+    cr_assert_eq(node_offer(p.ctx, "r1", PROMPT, p.sources, &p.sent, &p.send, p.ticket), KVF_OK);
+    most_acknowledged = acknowledged_instead = 0;
+    cluster_on_write(p.cluster, acknowledge_less);
+    for (; status == KVF_OK && n < 200000; n++) {
+        memset(&p.got, 0, sizeof(p.got));
+        status = pair_fetch(&p);
+        if (status == KVF_OK) {
+            cluster_run(p.cluster);
+            cr_assert_eq(p.got.results + p.got.releases, 2);
+        }
+    }
+    cr_expect_eq(status, KVF_ERR_AGAIN, "%s", p.detail.text);
+    /* A request of 8 pages with its ticket takes some 250 bytes: 8 MiB of them. */
+    cr_expect(n > 20000 && n < 60000, "after %d", n);
+    cluster_advance(p.cluster, 1000000);
+    cr_expect_eq(pair_fetch(&p), KVF_ERR_AGAIN);
+    cluster_on_write(p.cluster, NULL);
+    cluster_advance(p.cluster, 1000000); /* a heartbeat acknowledges all */
+    memset(&p.got, 0, sizeof(p.got));
+    cr_expect_eq(pair_fetch(&p), KVF_OK, "%s", p.detail.text);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.got.status, KVF_ERR_USED, "%s", p.got.message);
+    pair_close(&p);
+}
+
+/* A receiver that asks again and again for what it cannot have, and acknowledges none of the
+ * answers: it is given up when they take more room than may be. */
+Test(session, who_acknowledges_no_refusal) {
+    const kvf_layout_t layout = cluster_layout();
+    pair_t p = {.prompt = PROMPT};
+    kvf_peer_info_t info = {.state = KVF_PEER_UP};
+    uint64_t n = 1;
+    p.cluster = cluster_create(&(cluster_options_t){0});
+    p.ctx = cluster_node(p.cluster, &layout, 64, short_frames);
+    p.gen = cluster_node(p.cluster, &layout, 64, short_frames);
+    node_take(p.ctx, PROMPT, CONTENT, p.source, p.sources);
+    node_take(p.gen, PROMPT, 0, p.destination, p.destinations);
+    cr_assert_eq(node_offer(p.ctx, "r1", PROMPT, p.sources, &p.sent, &p.send, p.ticket), KVF_OK);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_run(p.cluster);
+    /* Two answers to each request: what acknowledges more messages than there were requests are
+     * the receiver's. (No time passes, so these come when so many bytes have.) */
+    cluster_on_write(p.cluster, acknowledge_less);
+    for (; info.state == KVF_PEER_UP && n < 200000; n++) {
+        most_acknowledged = n + 8; /* the first request had more to say */
+        memset(&p.got, 0, sizeof(p.got));
+        cr_assert_eq(pair_fetch(&p), KVF_OK, "request %d: %s", (int)n, p.detail.text);
+        cluster_run(p.cluster);
+        cr_assert_eq(kvf_core_peers(p.ctx->core, &info, 1), 1);
+    }
+    cr_expect_eq(info.state, KVF_PEER_LOST);
+    cr_expect_not_null(strstr(info.reason, "does not acknowledge"), "%s", info.reason);
+    /* Two answers take some 200 bytes: 8 MiB and 256 KiB of them. */
+    cr_expect(n > 25000 && n < 80000, "after %d", (int)n);
+    cluster_on_write(p.cluster, NULL);
+    cluster_advance(p.cluster, 1000000);
+    pair_close(&p);
 }
 
 /* ---- leases ---- */
