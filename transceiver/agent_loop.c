@@ -13,7 +13,7 @@
 #include <uv.h>
 
 /* Bytes digested per turn, so that messages and heartbeats are not kept waiting. */
-#define VERIFY_BYTES_PER_TURN (UINT64_C(1) << 20)
+#define VERIFY_BYTES_PER_TURN (UINT64_C(256) << 10)
 #define MAX_INBOUND 1024
 #define BACKLOG_BYTES (UINT64_C(64) << 20)
 #define MAX_MOVER_ADDRESS_BYTES 8192

@@ -24,8 +24,9 @@ typedef struct kvf_turns {
     struct kvf_op *first, *last;
 } kvf_turns_t;
 
-/** What one of them may have at once, before the next one has its turn. */
-#define KVF_TURN_BYTES (UINT64_C(1) << 20)
+/** What a send may post before the next one has its turn: short, so that who comes last waits
+ * little; long enough that a commit for each costs nothing (docs/benchmarks/fairness.md). */
+#define KVF_TURN_BYTES (UINT64_C(256) << 10)
 
 /* ---- operations: what send and recv have in common ---- */
 
@@ -177,7 +178,7 @@ KVF_CHECK kvf_status_t kvf_session_acknowledged(kvf_peer_t *peer, uint64_t n, kv
 KVF_CHECK kvf_status_t kvf_session_resend(kvf_peer_t *peer);
 /** A message of `bytes` was taken. */
 void kvf_session_took(kvf_peer_t *peer, size_t bytes);
-/** @return Whether so much is unacknowledged that commits have to wait. */
+/** @return Whether so much is unacknowledged that nothing new is begun with the peer. */
 bool kvf_session_full(const kvf_peer_t *peer);
 /** It is over: what is not acknowledged is dropped. */
 void kvf_session_end(kvf_peer_t *peer);

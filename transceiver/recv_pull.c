@@ -8,6 +8,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* So much is asked for at a time, and with it a turn ends: more messages would bring nothing. */
+#define ASK_BYTES (UINT64_C(1) << 20)
+
 /* One transfer may have half of what a peer may have, so that two can go on at once. */
 static uint64_t most_bytes(const kvf_core_t *core) {
     return core->agent.window_bytes / 2 + 1;
@@ -35,7 +38,7 @@ void kvf_recv_pace(kvf_recv_op_t *recv) {
 void kvf_recv_ask(kvf_op_t *op) {
     kvf_recv_op_t *recv = kvf_recv_of(op);
     uint64_t most = most_bytes(op->core), left = recv->ready_bytes - recv->asked_bytes;
-    most = most < KVF_TURN_BYTES ? most : KVF_TURN_BYTES;
+    most = most < ASK_BYTES ? most : ASK_BYTES;
     recv->asked_bytes += left < most ? left : most;
     kvf_recv_pace(recv);
     Kvf__Wire__Pull pull;

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 /* One verify job covers about this much, so that the driver can take turns. */
-#define VERIFY_BYTES (UINT64_C(4) << 20)
+#define VERIFY_BYTES (UINT64_C(256) << 10)
 
 /* ---- coverage ---- */
 

@@ -266,6 +266,35 @@ ParameterizedTest(size_t *idx, mover_ucx, hostile_messages, .timeout = 60) {
     free(source);
 }
 
+/* Eight windows of one transfer wait when one of another is posted: it is behind the first of them,
+ * and is not behind the others. */
+Test(mover_ucx, transfers_take_turns, .timeout = 60) {
+    const uint64_t bytes = 1 << 20;
+    side_t a, b;
+    side_open(&a, "posix,self");
+    side_open(&b, "posix,self");
+    side_connect(&a, 1, b.address, b.address_bytes);
+    uint8_t *source = make_source(bytes);
+    kvf_piece_t pieces[9];
+    kvf_window_t windows[9];
+    for (uint32_t i = 0; i < 9; i++) {
+        pieces[i] = piece_at(source, 0, bytes, (int32_t)(i / 2), i % 2 * bytes);
+        windows[i] = window_of(&pieces[i], 1);
+        windows[i].transfer.receiver.bytes[0] = i == 8;
+        cr_assert_eq(a.mover->ops->post(a.mover, &windows[i]), KVF_OK);
+    }
+    uint64_t end = now_us() + 20000000;
+    while (a.last != &windows[8] && now_us() < end) {
+        (void)turn(&a);
+        (void)turn(&b);
+    }
+    cr_expect_eq(a.n_moved, 2, "%u windows were done with it", a.n_moved);
+    run_until_landed(&a, &b, 9, 9 * bytes);
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
 Test(mover_ucx, useless_addresses, .timeout = 60) {
     side_t a, b;
     kvf_detail_t detail = {""};

@@ -17,9 +17,9 @@
 #include <uthash.h>
 #include <utlist.h>
 
-#define MAX_PEERS 4096U                /* paths, those that are ending included */
-#define TURN_ROUNDS 64U                /* of one progress call */
-#define TURN_BYTES (UINT64_C(2) << 20) /* sent, and landed, in one progress call */
+#define MAX_PEERS 4096U                  /* paths, those that are ending included */
+#define TURN_ROUNDS 64U                  /* of one progress call */
+#define TURN_BYTES (UINT64_C(256) << 10) /* sent, and landed, in one progress call */
 
 struct peer;
 

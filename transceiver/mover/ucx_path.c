@@ -7,8 +7,11 @@
 #include <string.h>
 #include <utlist.h>
 
-#define PATH_OPS 32U     /* chunks that UCX holds at once */
-#define PATH_WINDOWS 64U /* posted windows */
+#define PATH_OPS 32U /* chunks that UCX holds at once */
+#define PATH_BYTES                                                                                 \
+    (UINT64_C(512) << 10) /* and their bytes: what it holds is overtaken by nothing                \
+                           */
+#define PATH_WINDOWS 64U  /* posted windows */
 
 typedef enum job_state { JOB_FREE, JOB_WAITING, JOB_SENT, JOB_DONE } job_state_t;
 
@@ -20,6 +23,7 @@ typedef struct job {
     uint64_t piece_off;      /* the next chunk begins here */
     uint32_t piece_idx;
     uint32_t n_busy; /* chunks that UCX holds */
+    uint64_t round;  /* of the transfers' turns */
     job_state_t state;
     kvf_status_t status;
 } job_t;
@@ -28,6 +32,7 @@ typedef struct job {
 typedef struct op {
     uint8_t header[KVF_CHUNK_HEADER_BYTES];
     job_t *job;
+    uint64_t bytes;
     struct op *next;
 } op_t;
 
@@ -39,7 +44,8 @@ struct kvf_ucx_path {
     char why[160];
     job_t *free_jobs, *waiting, *done;
     op_t *free_ops;
-    uint32_t n_jobs; /* posted and not taken */
+    uint32_t n_jobs;     /* posted and not taken */
+    uint64_t busy_bytes; /* that UCX holds */
     job_t jobs[PATH_WINDOWS];
     op_t ops[PATH_OPS];
 };
@@ -74,6 +80,7 @@ static void break_path(kvf_ucx_path_t *path, const char *why) {
 static void op_done(op_t *op, ucs_status_t status) {
     job_t *job = op->job;
     LL_PREPEND(job->path->free_ops, op);
+    job->path->busy_bytes -= op->bytes;
     job->n_busy--;
     if (status != UCS_OK) {
         if (job->status == KVF_OK) {
@@ -171,6 +178,29 @@ ucp_worker_h kvf_ucx_path_worker(const kvf_ucx_path_t *path) {
     return path->worker;
 }
 
+static bool same_transfer(const job_t *a, const job_t *b) {
+    return a->window->transfer.counter == b->window->transfer.counter &&
+           kvf_incarnation_equal(&a->window->transfer.receiver, &b->window->transfer.receiver);
+}
+
+/* Transfers take turns, a window in each round: behind the windows of others that are of the same
+ * round, before those of later ones. Who is new has not missed a round. */
+static void line_up(kvf_ucx_path_t *path, job_t *job) {
+    job_t *other;
+    job->round = path->waiting == NULL ? 0 : path->waiting->round;
+    DL_FOREACH(path->waiting, other) {
+        if (same_transfer(other, job)) {
+            job->round = other->round + 1;
+        }
+    }
+    DL_FOREACH(path->waiting, other) {
+        if (other->round > job->round) {
+            break;
+        }
+    }
+    DL_PREPEND_ELEM(path->waiting, other, job); /* at the end if there is none */
+}
+
 kvf_status_t kvf_ucx_path_post(kvf_ucx_path_t *path, kvf_window_t *window) {
     job_t *job = path->free_jobs;
     if (path->broken) {
@@ -182,7 +212,7 @@ kvf_status_t kvf_ucx_path_post(kvf_ucx_path_t *path, kvf_window_t *window) {
     DL_DELETE(path->free_jobs, job);
     *job = (job_t){.window = window, .path = path, .state = JOB_WAITING};
     path->n_jobs++;
-    DL_APPEND(path->waiting, job);
+    line_up(path, job);
     if (window->n_pieces == 0) {
         job_stop(job);
     }
@@ -190,7 +220,7 @@ kvf_status_t kvf_ucx_path_post(kvf_ucx_path_t *path, kvf_window_t *window) {
 }
 
 bool kvf_ucx_path_can_send(const kvf_ucx_path_t *path) {
-    return path->waiting != NULL && path->free_ops != NULL;
+    return path->waiting != NULL && path->free_ops != NULL && path->busy_bytes < PATH_BYTES;
 }
 
 uint64_t kvf_ucx_path_send(kvf_ucx_path_t *path) {
@@ -224,6 +254,8 @@ uint64_t kvf_ucx_path_send(kvf_ucx_path_t *path) {
     }
     LL_DELETE(path->free_ops, op);
     op->job = job;
+    op->bytes = chunk.bytes;
+    path->busy_bytes += chunk.bytes;
     kvf_chunk_encode(&chunk, op->header);
     job->n_busy++;
     job->piece_off += chunk.bytes;
