@@ -2,8 +2,8 @@
 """Replays of the trace over the product of everything that a node can be told: every byte and the first decode step
 are right, and what moved is what a model counts.
 
-The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager. Sixteen rows have every
-pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the whole cut of the
+The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager, and who paces. Sixteen
+rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the whole cut of the
 trace, too, and so does every other row of the product on a few requests. A row is a test of its own, named after it.
 """
 
@@ -30,7 +30,8 @@ CHUNKS = [0, 13, 300, 1024]
 CACHE = [True, False]
 DRAFTS = [0, 3]
 AUX = ["plain", "cached"]
-AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX]
+DIRECTIONS = ["push", "pull"]
+AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX, DIRECTIONS]
 
 # How much of the trace a preset takes in seconds: longest prompt, number of requests.
 SHARES = {"gemma-3-270m": (16384, 4), "gpt-oss-20b": (2400, 4), "llama-3.1-8b": (1150, 3), "mla-deepseek-v3": (1150, 3)}
@@ -41,20 +42,28 @@ LONG_SHARES = {"gemma-3-270m": (16384, 145), "gpt-oss-20b": (16384, 145), "llama
 def covering_rows():
     """Sixteen rows with every pair of values of any two axes.
 
-    i, j, i + j and i + 2j over the field of four elements are an orthogonal array of strength 2 (R. C. Bose, K. A. Bush,
-    "Orthogonal arrays of strength two and three", 1952). The two bits of the last one, and their sum, are three axes of
-    two values.
+    i, j, i + j, i + 2j and i + 3j over the field of four elements are an orthogonal array of strength 2 (R. C. Bose, K. A. Bush,
+    "Orthogonal arrays of strength two and three", 1952). The two bits of the fourth, and their sum, are three axes of
+    two values; a bit of the fifth is one more.
     """
-    double = [0, 2, 3, 1]
+    double, triple = [0, 2, 3, 1], [0, 3, 1, 2]
     for i, j in itertools.product(range(4), repeat=2):
         last = i ^ double[j]
-        yield (PRESETS[i], BLOCKS[j], CHUNKS[i ^ j], CACHE[last & 1], DRAFTS[last >> 1], AUX[(last & 1) ^ (last >> 1)])
+        yield (PRESETS[i], BLOCKS[j], CHUNKS[i ^ j], CACHE[last & 1], DRAFTS[last >> 1], AUX[(last & 1) ^ (last >> 1)],
+               DIRECTIONS[(i ^ triple[j]) & 1])
+
+
+def all_rows():
+    """The product, in which directions take turns."""
+    for row in itertools.product(*AXES[:-1]):
+        yield row + (DIRECTIONS[sum(axis.index(value) for axis, value in zip(AXES, row)) % 2],)
 
 
 def name_of(row):
-    preset, block, chunk, cache, drafts, aux = row
-    return "%s_blocks_of_%d_%s_cache_%s_%d_drafts_%s_aux" % (
-        preset.split("-")[0], block, "chunks_of_%d" % chunk if chunk else "one_step", "on" if cache else "off", drafts, aux)
+    preset, block, chunk, cache, drafts, aux, direction = row
+    return "%s_blocks_of_%d_%s_cache_%s_%d_drafts_%s_aux_%s" % (
+        preset.split("-")[0], block, "chunks_of_%d" % chunk if chunk else "one_step", "on" if cache else "off", drafts, aux,
+        direction)
 
 
 def trace(max_input, limit):
@@ -70,10 +79,10 @@ class Pair:
 
     def __init__(self, test, row, prompts, pool_bytes):
         self.test = test
-        self.preset, self.block, chunk, self.cache, self.drafts, aux = row
+        self.preset, self.block, chunk, self.cache, self.drafts, aux, direction = row
         self.prefill, self.decode = test.pair(
             model__preset=self.preset, model__tokens_per_block=self.block, pool__bytes=pool_bytes, verify="attention", aux=aux,
-            prefix_cache="true" if self.cache else "false", engine__chunk_tokens=chunk)
+            mover__direction=direction, prefix_cache="true" if self.cache else "false", engine__chunk_tokens=chunk)
         self.here = models.Cache(self.preset, self.block, False, chunks=chunk > 0)
         self.there = models.Cache(self.preset, self.block, True)
         # The pool of a prefill in chunks is cut for few windows, so that it forgets those of earlier prompts.
@@ -178,7 +187,7 @@ def add_row(row, kind):
     setattr(MatrixTest, "test_%s_%s" % (kind, name_of(row)), lambda self: getattr(self, kind)(row))
 
 
-for _row in itertools.product(*AXES) if LONG else covering_rows():
+for _row in all_rows() if LONG else covering_rows():
     add_row(_row, "few")
 for _row in covering_rows() if LONG else ():
     add_row(_row, "many")
@@ -198,7 +207,7 @@ class EachAnswerTest(ClusterTest):
         requests = requests[:4] + [(prompt, ids) for prompt, ids in requests[4:] if tuple(ids[:2]) in conversations][:8]
         self.assertGreater(len(requests), 6)
         prompts = [prompt for prompt, _ in requests]
-        pair = Pair(self, (preset, block, chunk, True, 0, "cached"), prompts, models.room_for(preset, block, prompts))
+        pair = Pair(self, (preset, block, chunk, True, 0, "cached", "pull"), prompts, models.room_for(preset, block, prompts))
         for k, (prompt, ids) in enumerate(requests):
             with self.subTest("request %d" % k):
                 pair.ask("r-%d" % k, prompt, ids)
@@ -227,7 +236,7 @@ class EdgesTest(ClusterTest):
             # With the cache, each of them is followed by itself and by longer prompts of the same content.
             further = (0, 0, 1, block - 1, window) if cache else (0,)
             prompts = [length + d for length in lengths for d in further]
-            pair = Pair(self, (preset, block, chunk, cache, 3, "cached"), prompts,
+            pair = Pair(self, (preset, block, chunk, cache, 3, "cached", "push"), prompts,
                         models.room_for(preset, block, prompts))
             for prompt, (length, k) in zip(prompts, itertools.product(lengths, range(len(further)))):
                 with self.subTest("%d tokens, number %d of %d, cache %r" % (prompt, k, length, cache)):

@@ -59,7 +59,14 @@ class NodesReplayTest(ClusterTest):
         return path
 
     def test_real_requests(self):
-        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29), prefix_cache="false")
+        self.real_requests("push")
+
+    def test_real_requests_that_are_pulled(self):
+        self.real_requests("pull")
+
+    def real_requests(self, direction):
+        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29), prefix_cache="false",
+                                    mover__direction=direction)
         before = prefill.pages(), decode.pages()
         summary = self.replay(prefill, decode, "--limit", "40", "--concurrency", "4")
         self.check(summary, "gemma-3-270m", 32, trace_lengths(40))
@@ -88,7 +95,8 @@ class NodesReplayTest(ClusterTest):
         self.reuse()
 
     def test_reuse_in_chunks_with_attention(self):
-        self.reuse(draft_layers=2, engine__chunk_tokens=300, verify="attention", engine__extra_tokens=3)
+        self.reuse(draft_layers=2, engine__chunk_tokens=300, verify="attention", engine__extra_tokens=3,
+                   mover__direction="pull")
 
     def test_a_pool_that_holds_two_requests(self):
         """More requests at once than there is room for: waits and 429, never a failure."""

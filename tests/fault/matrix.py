@@ -31,7 +31,7 @@ FAULTY = os.environ["KVFERRY_FAULTY"]
 WORKERS = 6  # most of a cell is waiting
 
 ROLES = ("prefill", "decode")
-# Which pass of which fail point. The prompt is three windows at the sender, 59 chunks at the receiver.
+# Which pass of which fail point. The prompt is a few windows at the sender, 59 chunks at the receiver.
 PHASES = {
     "handshake": ("handshake", 1, 1),
     "granted": ("granted", 1, 1),
@@ -43,7 +43,7 @@ PHASES = {
     "release": ("release", 1, 1),
 }
 ACTIONS = {"kill": "kill", "stop": "stop", "term": "term", "cut": "cut", "restart": "kill"}
-DIRECTIONS = ("push",)
+DIRECTIONS = ("push", "pull")
 TRANSPORTS = {"tcp": {"ucx.tls": "tcp,self", "pool.memory": "host"},
               "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm"}}
 
@@ -80,7 +80,7 @@ def all_cells():
 
 def third(cells, turn):
     """Every third cell along each axis; the axes with three values or more reach every remainder, whatever the others
-    are, and so do the two axes with two values together."""
+    are, and so do two axes with two values together."""
     axes = (list(ROLES), list(PHASES), list(ACTIONS), list(DIRECTIONS), list(TRANSPORTS))
     return [cell for cell in cells
             if sum(axis.index(value) for axis, value in zip(axes, cell)) % 3 == turn]
