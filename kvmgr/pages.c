@@ -213,16 +213,21 @@ kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot) {
     return KVF_OK;
 }
 
-kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot) {
+kvf_status_t kvf_pages_can_cache(const kvf_pages_t *pages, int32_t slot) {
     if (!has_slot(pages, slot)) {
         return KVF_ERR_RANGE;
     }
-    const struct page *now = &pages->pages[slot];
-    if (now->holds == 0 || now->cached) {
+    const struct page *page = &pages->pages[slot];
+    if (page->holds == 0 || page->cached) {
         return KVF_ERR_INVALID;
     }
-    if (now->writing || in_doubt(now)) {
-        return KVF_ERR_BUSY;
+    return page->writing || in_doubt(page) ? KVF_ERR_BUSY : KVF_OK;
+}
+
+kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot) {
+    kvf_status_t status = kvf_pages_can_cache(pages, slot);
+    if (status != KVF_OK) {
+        return status;
     }
     struct page *page = begin_change(pages, slot);
     page->cached = true;

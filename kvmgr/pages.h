@@ -83,6 +83,9 @@ KVF_CHECK kvf_status_t kvf_pages_release(kvf_pages_t *pages, int32_t slot);
  */
 KVF_CHECK kvf_status_t kvf_pages_cache(kvf_pages_t *pages, int32_t slot);
 
+/** @return What kvf_pages_cache() would: to find out about many pages before any is changed. */
+KVF_CHECK kvf_status_t kvf_pages_can_cache(const kvf_pages_t *pages, int32_t slot);
+
 /**
  * The prefix index lets the page go; it is freed if that was the last use. A page under transfer is
  * never evicted: whoever comes for it next would find other bytes.

@@ -102,7 +102,8 @@ static kvf_status_t acquire(kvf_seq_t *seq, uint32_t group_idx, struct binding *
             n == 0 ? KVF_OK
                    : kvf_prefix_acquire(seqs->prefix, group_idx, n, table->slots + table->n_blocks);
     } while (status != KVF_OK && take_back(seq, group_idx, binding));
-    /* The new pages alone are not too many for the pool: what is too much is copies, for now. */
+    /* kvf_seq_bind() has seen that the pool can hold the new pages. Together with copies they are
+     * too many only while others share what is copied. */
     return status == KVF_ERR_TOO_LARGE ? KVF_ERR_AGAIN : status;
 }
 

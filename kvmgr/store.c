@@ -42,18 +42,16 @@ static kvf_status_t evict(void *ctx, uint32_t group_idx, int64_t n, const int32_
 
 static kvf_status_t cache(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots) {
     kvf_pages_t **pages = ctx;
+    kvf_status_t status = KVF_OK;
     /* A page that is being read could not be taken back, so no page before all are known to do. */
-    for (int64_t i = 0; i < n; i++) {
-        if (slots[i] != -1 && kvf_pages_label(pages[group_idx], slots[i]) <= KVF_PAGE_WRITING) {
-            return KVF_ERR_BUSY;
-        }
+    for (int64_t i = 0; i < n && status == KVF_OK; i++) {
+        status = slots[i] == -1 ? KVF_OK : kvf_pages_can_cache(pages[group_idx], slots[i]);
     }
-    for (int64_t i = 0; i < n; i++) {
-        kvf_status_t status = slots[i] == -1 ? KVF_OK : kvf_pages_cache(pages[group_idx], slots[i]);
-        assert(status == KVF_OK);
-        (void)status;
+    for (int64_t i = 0; i < n && status == KVF_OK; i++) {
+        bool kept = slots[i] != -1 && kvf_pages_cache(pages[group_idx], slots[i]) == KVF_OK;
+        (void)kept; /* not again, if the slot is named twice */
     }
-    return KVF_OK;
+    return status;
 }
 
 kvf_store_t kvf_store_over_pages(kvf_pages_t **pages) {

@@ -135,9 +135,15 @@ kvf_status_t kvf_pool_hold(kvf_pool_t *pool, int64_t n, const int32_t *slots) {
     return c.status;
 }
 
+static void call_cache(void *arg) {
+    pool_call_t *c = arg;
+    kvf_store_t store = kvf_store_over_pages(&c->pool->pages);
+    c->status = store.cache(store.ctx, 0, c->n, c->slots);
+}
+
 kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots) {
-    pool_call_t c = {.pool = pool, .n = n, .slots = slots, .each = kvf_pages_cache};
-    call(pool->agent, call_each, &c);
+    pool_call_t c = {.pool = pool, .n = n, .slots = slots};
+    call(pool->agent, call_cache, &c);
     return c.status;
 }
 

@@ -221,14 +221,14 @@ KVF_API kvf_status_t kvf_pool_release(kvf_pool_t *pool, int64_t n, const int32_t
 KVF_API KVF_CHECK kvf_status_t kvf_pool_hold(kvf_pool_t *pool, int64_t n, const int32_t *slots);
 
 /**
- * Your prefix index keeps these pages, whose bytes are final from now on: they stay when your
- * sequences have released them, until kvf_pool_evict().
+ * Your prefix index keeps these pages, all or none, whose bytes are final from now on: they stay
+ * when your sequences have released them, until kvf_pool_evict().
  *
  * @param slots  n slots, each held by you; -1 entries are skipped.
  * @return KVF_OK; KVF_ERR_RANGE, KVF_ERR_INVALID (not held, or in the index already) or
- * KVF_ERR_BUSY (being written, or in doubt): the others are kept all the same.
+ * KVF_ERR_BUSY (being written, or in doubt).
  */
-KVF_API kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots);
+KVF_API KVF_CHECK kvf_status_t kvf_pool_cache(kvf_pool_t *pool, int64_t n, const int32_t *slots);
 
 /**
  * The prefix index lets pages go, one after the other, up to the first that it cannot let go. A

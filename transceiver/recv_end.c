@@ -122,8 +122,8 @@ void kvf_recv_on_timer(kvf_timer_t *timer, void *owner) {
         kvf_recv_end(recv, KVF_ERR_DEADLINE, text, true);
         return;
     }
-    recv->drained |= KVF_MUTANT(free_at_timeout);
     if (KVF_MUTANT(free_at_timeout)) {
+        recv->drained = true;
         kvf_recv_settle(recv);
         return;
     }

@@ -54,8 +54,10 @@ static void share_pages(void) {
 
     /* The index keeps what the sequence lets go, and another sequence comes for it. */
     cr_assert_eq(kvf_pool_acquire(pool, 3, slots), KVF_OK);
-    cr_expect_eq(kvf_pool_cache(pool, 2, slots), KVF_OK);
-    cr_expect_eq(kvf_pool_cache(pool, 3, slots), KVF_ERR_INVALID, "two are there; the third comes");
+    cr_expect_eq(kvf_pool_cache(pool, 3, (int32_t[]){slots[0], slots[1], slots[0]}), KVF_OK);
+    cr_expect_eq(kvf_pool_cache(pool, 2, &slots[1]), KVF_ERR_INVALID, "one is in the index");
+    cr_expect_eq(kvf_pool_cache(pool, 2, (int32_t[]){slots[2], 8}), KVF_ERR_RANGE);
+    cr_expect_eq(kvf_pool_cache(pool, 1, &slots[2]), KVF_OK, "it was not taken with the others");
     cr_expect_eq(kvf_pool_release(pool, 3, slots), KVF_OK);
     expect_pages(0, 3, 5);
     cr_expect_eq(kvf_pool_acquire(pool, 6, more), KVF_ERR_AGAIN);

@@ -35,7 +35,6 @@ static void store_release(void *ctx, uint32_t group_idx, int64_t n, const int32_
     (void)status;
 }
 
-/* All or none, as what is settled here is neither written nor in doubt. */
 static kvf_status_t store_cache(void *ctx, uint32_t group_idx, int64_t n, const int32_t *slots) {
     const kvf_pools_t *pools = ctx;
     return kvf_pool_cache(pools->pools[group_idx], n, slots);

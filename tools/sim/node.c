@@ -62,10 +62,12 @@ static void *node_resize(void *ctx, void *ptr, size_t bytes) {
 }
 
 static void wipe_memory(node_t *node) {
-    while (node->memory_list != NULL) {
-        struct world_memory *m = node->memory_list;
-        unlink_memory(node, m);
+    struct world_memory *m = node->memory_list;
+    node->memory_list = NULL;
+    while (m != NULL) {
+        struct world_memory *next = m->next;
         free(m);
+        m = next;
     }
 }
 

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <utlist.h>
 
-#define PATH_OPS 32U /* chunks that UCX holds at once */
-#define PATH_BYTES                                                                                 \
-    (UINT64_C(512) << 10) /* and their bytes: what it holds is overtaken by nothing                \
-                           */
-#define PATH_WINDOWS 64U  /* posted windows */
+/* What UCX holds is overtaken by nothing, so it is given little at once. */
+#define PATH_OPS 32U                     /* chunks */
+#define PATH_BYTES (UINT64_C(512) << 10) /* and their bytes */
+
+#define PATH_WINDOWS 64U /* posted windows */
 
 typedef enum job_state { JOB_FREE, JOB_WAITING, JOB_SENT, JOB_DONE } job_state_t;
 
