@@ -313,7 +313,7 @@ kvf_status_t kvf_judge_expect(const kvf_layout_t *layout, const kvf_content_t *c
             for (uint32_t h = 0; h < group->kv_heads; h++) {
                 const place_t at = {group, content, prompt_tokens, group->layers[l], h};
                 expect_head(&at, &shape, want);
-                want += shape.q_heads / shape.kv_heads * shape.value_dim;
+                want += (size_t)(shape.q_heads / shape.kv_heads) * shape.value_dim;
             }
         }
     }
