@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who is let in: handshakes, strangers, restarts. */
-#include "../support/cluster.h"
+#include "../support/transfers.h"
 
 #include "proto/hello.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order in which sends post, read off what waits in the simulated mover. */
-#include "../support/cluster.h"
+#include "../support/transfers.h"
 
 #include <criterion/criterion.h>
 
