@@ -1,126 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/node/judge.h"
+#include "../support/judged.h"
 
 #include "../support/attention_scene.h"
-#include "../support/leaks.h"
-#include "../support/random.h"
-#include "kernels/attention.h"
 #include "tools/presets.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <string.h>
-
-#define MAX_BLOCKS 160
-#define N_SPARE 3 /* slots of a pool that no ordinal has */
-
-/* A request in its pages: prompt blocks in random slots; what nobody wrote are large numbers, or
- * none. */
-typedef struct request {
-    kvf_layout_t layout;
-    kvf_content_t content;
-    int64_t prompt;
-    int64_t ids[4];
-    kvf_judge_pool_t pools[KVF_MAX_GROUPS];
-    kvf_table_t tables[KVF_MAX_GROUPS];
-    int32_t slots[KVF_MAX_GROUPS][MAX_BLOCKS];
-    int32_t spare[KVF_MAX_GROUPS][N_SPARE];
-} request_t;
-
-static const kvf_content_t stranger = {NULL, 0, 4711};
-
-static bool sees(const kvf_layer_group_t *group, int64_t prompt, int64_t position) {
-    bool in_window = group->window == 0 || prompt - position < group->window;
-    return position <= prompt && (in_window || position < group->sinks);
-}
-
-static bool block_seen(const kvf_layer_group_t *group, int64_t prompt, int64_t ordinal) {
-    bool seen = false;
-    for (uint32_t i = 0; i < group->tokens_per_block; i++) {
-        seen = seen || sees(group, prompt, ordinal * group->tokens_per_block + i);
-    }
-    return seen;
-}
-
-static uint8_t *page_at(const request_t *r, uint32_t g, int32_t slot) {
-    return (uint8_t *)r->pools[g].base +
-           (uint64_t)slot * kvf_group_block_bytes(&r->layout.groups[g]);
-}
-
-static uint8_t *page_of(const request_t *r, uint32_t g, int64_t ordinal) {
-    return page_at(r, g, r->slots[g][ordinal]);
-}
-
-/* @param all  Bind and fill the blocks, too, that nothing sees. */
-static request_t *open_request(const kvf_layout_t *layout, int64_t prompt, bool all,
-                               test_random_t *random) {
-    request_t *r = calloc(1, sizeof(*r));
-    r->layout = *layout;
-    r->prompt = prompt;
-    for (int i = 0; i < 4; i++) {
-        r->ids[i] = test_between(random, 0, INT64_C(1) << 52);
-    }
-    r->content = (kvf_content_t){r->ids, 4, 0};
-    for (uint32_t g = 0; g < layout->n_groups; g++) {
-        const kvf_layer_group_t *group = &layout->groups[g];
-        int32_t order[MAX_BLOCKS + N_SPARE];
-        int64_t n = prompt / group->tokens_per_block + 1, n_slots = n + N_SPARE;
-        cr_assert_leq(n, MAX_BLOCKS);
-        for (int32_t i = 0; i < n_slots; i++) {
-            int64_t j = test_between(random, 0, i);
-            order[i] = order[j];
-            order[j] = i;
-        }
-        uint64_t bytes = (uint64_t)n_slots * kvf_group_block_bytes(group);
-        r->pools[g] = (kvf_judge_pool_t){malloc(bytes), n_slots};
-        memset(r->pools[g].base, 0x7f, bytes);
-        memcpy(r->spare[g], order + n, sizeof(r->spare[g]));
-        for (int64_t i = 0; i < n; i++) {
-            r->slots[g][i] = all || block_seen(group, prompt, i) ? order[i] : -1;
-            if (r->slots[g][i] >= 0) {
-                kvf_synthetic_fill(group, &r->content, prompt, i, 0, group->n_layers,
-                                   page_of(r, g, i));
-            }
-        }
-        r->tables[g] = (kvf_table_t){r->slots[g], n};
-    }
-    return r;
-}
-
-static void close_request(request_t *r) {
-    for (uint32_t g = 0; g < r->layout.n_groups; g++) {
-        free(r->pools[g].base);
-    }
-    free(r);
-}
-
-static kvf_judge_step_t step_of(const request_t *r, bool cached) {
-    return (kvf_judge_step_t){&r->layout, r->pools, r->tables, cached, &r->content, r->prompt};
-}
-
-static kvf_judgement_t judge(const request_t *r, bool cached) {
-    kvf_judge_step_t step = step_of(r, cached);
-    kvf_judgement_t judgement;
-    kvf_detail_t detail = {""};
-    cr_assert_eq(kvf_judge_run(&step, kvf_alloc_default(), &judgement, &detail), KVF_OK, "%s",
-                 detail.text);
-    return judgement;
-}
-
-/* The result of one side, in memory that the caller frees. */
-static float *result(const request_t *r, const kvf_layout_t *tables_layout) {
-    kvf_judge_step_t step = step_of(r, true);
-    kvf_detail_t detail = {""};
-    uint64_t n;
-    cr_assert_eq(kvf_judge_floats(&r->layout, &n, NULL), KVF_OK);
-    float *out = malloc(n * sizeof(*out));
-    step.layout = tables_layout;
-    kvf_status_t status = tables_layout != NULL
-                              ? kvf_judge_attend(&step, kvf_alloc_default(), out, &detail)
-                              : kvf_judge_expect(&r->layout, &r->content, r->prompt, out, &detail);
-    cr_assert_eq(status, KVF_OK, "%s", detail.text);
-    return out;
-}
 
 static int64_t tokens_seen(const request_t *r) {
     int64_t n = 0;
@@ -146,35 +30,6 @@ static void expect_same(const request_t *r, const char *what) {
         cr_assert_eq(judgement.n_layers, n_layers);
         cr_assert_eq(judgement.n_tokens, tokens_seen(r));
     }
-}
-
-static kvf_layer_group_t group_of(const char *name, uint32_t first_layer, int64_t window,
-                                  int64_t sinks, uint32_t t, uint32_t heads, uint32_t dim,
-                                  uint32_t kv_factor, kvf_dtype_t dtype) {
-    kvf_layer_group_t group = {.n_layers = 2,
-                               .layers = {first_layer, first_layer + 3},
-                               .window = window,
-                               .sinks = sinks,
-                               .tokens_per_block = t,
-                               .kv_heads = heads,
-                               .head_dim = dim,
-                               .kv_factor = kv_factor,
-                               .dtype = dtype,
-                               .order = first_layer % 2 == 0 ? KVF_ORDER_HND : KVF_ORDER_NHD};
-    (void)strcpy(group.name, name);
-    return group;
-}
-
-/* GQA without a window, MQA with one and sinks, MLA with another, and a draft model's layers. */
-static kvf_layout_t four_groups(void) {
-    kvf_layout_t layout = {.n_groups = 4};
-    layout.groups[0] = group_of("full", 0, 0, 0, 4, 3, 16, 2, KVF_DTYPE_BF16);
-    layout.groups[1] = group_of("sinks", 1, 14, 6, 4, 1, 12, 2, KVF_DTYPE_F32);
-    layout.groups[2] = group_of("mla", 7, 19, 0, 2, 1, 36, 1, KVF_DTYPE_F16);
-    layout.groups[3] = group_of("draft", 20, 0, 0, 8, 2, 8, 2, KVF_DTYPE_F8_E4M3);
-    layout.groups[3].role = KVF_GROUP_DRAFT;
-    cr_assert_eq(kvf_layout_check(&layout, NULL), KVF_OK);
-    return layout;
 }
 
 /* Right pages */
@@ -356,25 +211,22 @@ Test(judge, writes_one_token_and_takes_it_back) {
         for (uint32_t g = 0; g < 4; g++) {
             const kvf_layer_group_t *group = &layout.groups[g];
             int64_t last = prompt / group->tokens_per_block;
-            uint32_t row_bytes = group->head_dim * kvf_dtype_bytes(group->dtype);
-            uint64_t differ = 0, bytes = kvf_group_block_bytes(group);
-            uint8_t *page = page_of(r, g, last);
+            uint64_t bytes = (uint64_t)r->pools[g].n_slots * kvf_group_block_bytes(group);
+            uint8_t *want = malloc(bytes),
+                    *page = want + (page_of(r, g, last) - (uint8_t *)r->pools[g].base);
+            memcpy(want, before[g], bytes);
             for (uint32_t i = 0; i < 2 * group->kv_factor * group->kv_heads; i++) {
                 uint32_t head = i % group->kv_heads, kv = i / group->kv_heads % group->kv_factor;
                 uint32_t l = i / group->kv_heads / group->kv_factor;
-                uint8_t row[256];
                 kvf_synthetic_row(group, &r->content, prompt, prompt, group->layers[l], kv, head,
-                                  row);
-                cr_assert_arr_eq(page +
-                                     kvf_group_offset(group, l, kv, head,
-                                                      (uint32_t)prompt % group->tokens_per_block),
-                                 row, row_bytes);
+                                  page +
+                                      kvf_group_offset(group, l, kv, head,
+                                                       (uint32_t)prompt % group->tokens_per_block));
             }
-            for (uint64_t i = 0; i < (uint64_t)r->pools[g].n_slots * bytes; i++) {
-                differ += ((uint8_t *)r->pools[g].base)[i] != before[g][i];
-            }
-            cr_assert_leq(differ, 2 * group->kv_factor * group->kv_heads * row_bytes);
-            cr_assert_gt(differ, group->kv_factor * group->kv_heads * row_bytes);
+            cr_assert_arr_eq(r->pools[g].base, want, bytes, "group %s, and nowhere else",
+                             group->name);
+            cr_assert_arr_neq(want, before[g], bytes);
+            free(want);
         }
         kvf_judge_rewind(&step);
         for (uint32_t g = 0; g < 4; g++) {
@@ -385,121 +237,6 @@ Test(judge, writes_one_token_and_takes_it_back) {
         }
         close_request(r);
     }
-}
-
-/* Mutants: each is found, in the group where it is */
-
-typedef enum mutant { ALIASED, SWAPPED, SHIFTED, FOREIGN, STALE_TAIL, N_MUTANTS } mutant_t;
-
-static void mutate(request_t *r, uint32_t g, mutant_t mutant) {
-    const kvf_layer_group_t *group = &r->layout.groups[g];
-    int32_t *slots = r->slots[g];
-    int64_t last = r->prompt / group->tokens_per_block, a = last - 2, b = last - 1;
-    int32_t kept = slots[a];
-    switch (mutant) {
-    case ALIASED:
-        slots[a] = slots[b];
-        break;
-    case SWAPPED:
-        slots[a] = slots[b];
-        slots[b] = kept;
-        break;
-    case SHIFTED: /* as a list without its first block; the last page is another one */
-        memmove(slots, slots + 1, (size_t)last * sizeof(*slots));
-        slots[last] = r->spare[g][0];
-        memset(page_at(r, g, slots[last]), 0, kvf_group_block_bytes(group));
-        break;
-    case FOREIGN:
-        kvf_synthetic_fill(group, &stranger, r->prompt, a, 0, group->n_layers, page_of(r, g, a));
-        break;
-    default: /* the page was written before its last token was there */
-        kvf_synthetic_fill(group, &r->content, last * group->tokens_per_block - 1, b, 0,
-                           group->n_layers, page_of(r, g, b));
-        break;
-    }
-}
-
-Test(judge, names_the_group_of_a_mutant) {
-    kvf_layout_t layout = four_groups();
-    test_random_t random = test_random("judge");
-    for (int i = 0; i < 4 * N_MUTANTS; i++) {
-        uint32_t g = (uint32_t)i % 4;
-        request_t *r = open_request(&layout, 47, true, &random);
-        mutate(r, g, (mutant_t)(i / 4));
-        for (int cached = 0; cached < 2; cached++) {
-            kvf_judgement_t judgement = judge(r, cached);
-            cr_assert(!judgement.same, "mutant %d of group %u is not seen", i / 4, g);
-            cr_assert_str_eq(judgement.first.group, layout.groups[g].name, "mutant %d", i / 4);
-            cr_assert_eq(judgement.first.layer, layout.groups[g].layers[0]);
-            cr_assert_eq(judgement.first.kv_head, 0);
-            cr_assert_gt(judgement.first.distance, KVF_ATTENTION_TOLERANCE);
-            cr_assert_geq(judgement.distance, judgement.first.distance);
-        }
-        close_request(r);
-    }
-}
-
-Test(judge, names_layer_and_head_of_a_byte) {
-    kvf_layout_t layout = four_groups();
-    test_random_t random = test_random("judge");
-    for (int i = 0; i < 200; i++) {
-        uint32_t g = (uint32_t)i % 4;
-        const kvf_layer_group_t *group = &layout.groups[g];
-        request_t *r = open_request(&layout, 47, true, &random);
-        int64_t position = test_between(&random, 0, 46);
-        uint32_t l = (uint32_t)test_between(&random, 0, 1),
-                 kv = (uint32_t)test_between(&random, 0, group->kv_factor - 1),
-                 head = (uint32_t)test_between(&random, 0, group->kv_heads - 1),
-                 dim = (uint32_t)test_between(&random, 0, group->head_dim - 1),
-                 bytes = kvf_dtype_bytes(group->dtype);
-        /* Sign and top of the exponent become others. */
-        page_of(r, g, position / group->tokens_per_block)
-            [kvf_group_offset(group, l, kv, head, (uint32_t)position % group->tokens_per_block) +
-             (dim + 1) * bytes - 1] ^= 0xc0;
-        kvf_judgement_t judgement = judge(r, i % 8 < 4);
-        cr_assert_eq(judgement.same, !sees(group, 47, position), "group %s, position %d: %g",
-                     group->name, (int)position, judgement.distance);
-        if (!judgement.same) {
-            cr_assert_str_eq(judgement.first.group, group->name);
-            cr_assert_eq(judgement.first.layer, group->layers[l]);
-            cr_assert_eq(judgement.first.kv_head, head);
-        }
-        close_request(r);
-    }
-}
-
-Test(judge, names_the_group_of_a_wrong_window_or_sink) {
-    kvf_layout_t layout = four_groups();
-    test_random_t random = test_random("judge");
-    request_t *r = open_request(&layout, 47, true, &random);
-    float *want = result(r, NULL);
-    for (int i = 0; i < 6; i++) {
-        kvf_layout_t wrong = layout;
-        kvf_layer_group_t *group = &wrong.groups[i < 4 ? 1 + i / 2 : 1];
-        group->window += i >= 4 ? 0 : i % 2 == 0 ? 1 : -1;
-        group->sinks += i < 4 ? 0 : i % 2 == 0 ? 1 : -1;
-        float *got = result(r, &wrong);
-        kvf_judgement_t judgement = kvf_judge_compare(&layout, r->prompt, got, want);
-        cr_assert(!judgement.same);
-        cr_assert_str_eq(judgement.first.group, group->name, "row %d", i);
-        free(got);
-    }
-    free(want);
-    close_request(r);
-}
-
-/* One token of a long prompt. */
-Test(judge, sees_one_row_of_many) {
-    kvf_layout_t layout = {.n_groups = 1};
-    test_random_t random = test_random("judge");
-    layout.groups[0] = group_of("full", 0, 0, 0, 16, 1, 32, 2, KVF_DTYPE_BF16);
-    request_t *r = open_request(&layout, 2000, true, &random);
-    cr_assert(judge(r, true).same);
-    kvf_synthetic_erase(&layout.groups[0], 777, page_of(r, 0, 777 / 16));
-    kvf_judgement_t judgement = judge(r, true);
-    cr_assert(!judgement.same);
-    cr_assert_gt(judgement.distance, 10 * KVF_ATTENTION_TOLERANCE);
-    close_request(r);
 }
 
 /* What is refused */
