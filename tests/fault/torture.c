@@ -3,12 +3,13 @@
  * The N-th allocation, the N-th call of the mover, and the N-th socket call fail, for all N, while
  * two agents with real loops and sockets make one transfer. However it ends: every open that was
  * accepted has one result and one released event, good ones have the right bytes, all pages come
- * back, nothing leaks, nothing hangs.
+ * back, nothing leaks, nothing hangs. With KVF_TEST_PULL in the environment the receiver pulls.
  *
  * Socket calls are those of the C library, which this program defines itself: libuv calls them
  * through its symbol table, and so comes here.
  */
 #define _GNU_SOURCE /* accept4(), RTLD_NEXT */
+#include "../support/layouts.h"
 #include "../support/leaks.h"
 
 #include "transceiver/agent_impl.h"
@@ -26,8 +27,8 @@
 #include <unistd.h>
 
 #define BLOCKS 8
-#define T 16
 #define PROMPT (BLOCKS * T - 5)
+#define WINDOW 40
 #define CACHED (3 * T)
 #define N_PAGES 12
 #define PATIENCE_US UINT64_C(20000000)
@@ -210,26 +211,7 @@ static kvf_status_t make_mover(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t
 
 /* ---- two agents ------------------------------------------------------------------------------ */
 
-static const kvf_layout_t layout = {
-    .n_groups = 2,
-    .groups = {{.name = "full",
-                .n_layers = 2,
-                .layers = {0, 2},
-                .tokens_per_block = T,
-                .kv_heads = 1,
-                .head_dim = 64,
-                .kv_factor = 2,
-                .dtype = KVF_DTYPE_BF16},
-               {.name = "swa",
-                .n_layers = 1,
-                .layers = {1},
-                .window = 40,
-                .tokens_per_block = T,
-                .kv_heads = 1,
-                .head_dim = 64,
-                .kv_factor = 2,
-                .dtype = KVF_DTYPE_BF16}},
-};
+static const kvf_layout_t layout = FULL_AND_SWA(WINDOW, 1);
 
 typedef struct side {
     uint64_t number;
@@ -306,15 +288,16 @@ static void side_take(side_t *side) {
     }
 }
 
-/* Bytes of the blocks from `first` on that are live and not as the source has them. */
+/* Bytes that are not as the source has them, in the live blocks from `first` on, or not zero,
+ * elsewhere. */
 static uint64_t wrong_bytes(int first) {
     uint64_t wrong = 0;
     for (uint32_t g = 0; g < 2; g++) {
-        for (int b = first; b < BLOCKS; b++) {
+        for (int b = 0; b < BLOCKS; b++) {
             const uint8_t *page = kvf_pool_page(gen.pools[g], gen.slots[g][b]);
-            bool live = g == 0 || (b + 1) * T > PROMPT - 39;
-            for (uint64_t i = 0; live && i < kvf_group_block_bytes(&layout.groups[g]); i++) {
-                wrong += page[i] != byte_at(g, b, i);
+            bool came = b >= first && (g == 0 || (b + 1) * T > PROMPT - WINDOW + 1);
+            for (uint64_t i = 0; i < kvf_group_block_bytes(&layout.groups[g]); i++) {
+                wrong += page[i] != (came ? byte_at(g, b, i) : 0);
             }
         }
     }
@@ -382,8 +365,13 @@ static kvf_status_t offer(scenario_t scenario, char *ticket) {
     return status == KVF_OK ? kvf_send_ticket(ctx.agent, send, ticket, KVF_TICKET_BYTES) : status;
 }
 
+static bool pulls(void) {
+    return getenv("KVF_TEST_PULL") != NULL;
+}
+
 static kvf_status_t fetch(scenario_t scenario, const char *ticket) {
     kvf_recv_desc_t desc = {.request_id = "r",
+                            .direction = pulls() ? KVF_PULL : KVF_PUSH,
                             .ticket = ticket,
                             .lengths = {.prompt_len = PROMPT},
                             .allocated_tokens = PROMPT,

@@ -16,6 +16,7 @@
 /** The managers of the vectors in docs/placement.md. */
 static const kvf_aux_limits_t vector_limits = {2, 128, 512, 2, 1, 0};
 
+/** Make a manager. */
 static inline kvf_auxdata_t *open_aux(kvf_aux_manager_t manager, kvf_aux_limits_t limits) {
     const kvf_aux_config_t config = {manager, limits, &device_kind, &device};
     kvf_auxdata_t *aux = NULL;
@@ -25,25 +26,30 @@ static inline kvf_auxdata_t *open_aux(kvf_aux_manager_t manager, kvf_aux_limits_
     return aux;
 }
 
+/** End it; nothing may be left on the device, nothing may have leaked. */
 static inline void close_aux(kvf_auxdata_t *aux) {
     kvf_aux_destroy(aux);
     cr_assert_eq(device.live, 0);
     check_leaks();
 }
 
+/** @return The key of an array. */
 static inline kvf_aux_key_t key_of(kvf_aux_array_t array, uint32_t set, uint32_t depth) {
     return (kvf_aux_key_t){array, set, depth};
 }
 
+/** Copy an array, which must go well. */
 static inline void copy(kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *data, int64_t n) {
     kvf_detail_t detail = {""};
     cr_assert_eq(kvf_aux_copy(aux, key, data, n, &detail), KVF_OK, "%s", detail.text);
 }
 
+/** Commit, which must go well. */
 static inline void commit(kvf_auxdata_t *aux) {
     cr_assert_eq(kvf_aux_commit(aux, NULL), KVF_OK);
 }
 
+/** @return The view of an array that must be there. */
 static inline kvf_aux_view_t view(const kvf_auxdata_t *aux, kvf_aux_key_t key) {
     kvf_aux_view_t view;
     kvf_detail_t detail = {""};
@@ -51,6 +57,7 @@ static inline kvf_aux_view_t view(const kvf_auxdata_t *aux, kvf_aux_key_t key) {
     return view;
 }
 
+/** What a kernel would read of an array must be this. */
 static inline void check(const kvf_auxdata_t *aux, kvf_aux_key_t key, const int32_t *want,
                          int64_t n) {
     kvf_aux_view_t got = view(aux, key);

@@ -54,6 +54,7 @@ static inline bool visible(const kvf_layer_group_t *group, int64_t position, int
     return any;
 }
 
+/** Open a chunked send of a prompt of which no page is there yet. */
 static inline void engine_open(engine_t *e, node_t *node, int64_t prompt) {
     const kvf_layout_t *layout = &node->layout;
     memset(e, 0, sizeof(*e));
@@ -120,6 +121,7 @@ static inline void engine_slide(engine_t *e, int64_t position) {
     }
 }
 
+/** Say that the layers [first, end) of the tokens [0, to) may be read. */
 static inline kvf_status_t engine_ready(engine_t *e, uint32_t first, uint32_t end, int64_t to) {
     const kvf_range_t range = {first, end, to, e->tables, e->node->layout.n_groups};
     return kvf_core_send_ready(e->node->core, e->send, &range, &e->detail);
@@ -133,6 +135,7 @@ static inline void engine_chunk(engine_t *e, int64_t from, int64_t to) {
     cr_assert_eq(engine_ready(e, 0, 5, to), KVF_OK, "%s", e->detail.text);
 }
 
+/** End the prefill, with a first token. */
 static inline kvf_status_t engine_finish(engine_t *e) {
     const int32_t first = 42;
     const kvf_aux_t aux = {.first_tokens = &first, .n_first_tokens = 1};
@@ -149,6 +152,7 @@ typedef struct sink {
     kvf_detail_t detail;
 } sink_t;
 
+/** Take pages for the prompt, and ask for it with its ticket. */
 static inline void sink_open(sink_t *s, node_t *node, const engine_t *e) {
     memset(s, 0, sizeof(*s));
     s->node = node;

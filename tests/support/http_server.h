@@ -25,11 +25,13 @@ static kvf_http_request_t *kept[MAX_KEPT];
 static size_t n_kept;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/** Answers with ctx. */
 static inline void serve_hello(void *ctx, kvf_http_request_t *request) {
     cr_assert_str_eq(kvf_http_id(request), "");
     kvf_http_answer(request, 200, "text/plain", ctx, strlen(ctx), 0);
 }
 
+/** Answers with the body. */
 static inline void serve_echo(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     size_t bytes;
@@ -37,22 +39,26 @@ static inline void serve_echo(void *ctx, kvf_http_request_t *request) {
     kvf_http_answer(request, 201, "application/octet-stream", body, bytes, 0);
 }
 
+/** Answers with the id in the path. */
 static inline void serve_id(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     const char *id = kvf_http_id(request);
     kvf_http_answer(request, 200, "text/plain", id, strlen(id), 0);
 }
 
+/** Answers 503, and when to come again. */
 static inline void serve_busy(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     kvf_http_answer(request, 503, "text/plain", "busy", 4, 17);
 }
 
+/** Answers with an error. */
 static inline void serve_again(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     kvf_http_answer_error(request, KVF_ERR_AGAIN, NULL);
 }
 
+/** Answers with an object. */
 static inline void serve_json(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     json_t *root = json_pack("{s:i}", "n", 7);
@@ -60,6 +66,7 @@ static inline void serve_json(void *ctx, kvf_http_request_t *request) {
     json_decref(root);
 }
 
+/** Keeps the request for the test. */
 static inline void serve_later(void *ctx, kvf_http_request_t *request) {
     (void)ctx;
     pthread_mutex_lock(&lock);
@@ -79,6 +86,7 @@ static const kvf_http_route_t routes[] = {
     {"POST", "/later", serve_later, NULL},
 };
 
+/** Make the server. */
 static inline kvf_status_t try_create(const char *listen_on, uint32_t max_conns, uint32_t idle_s,
                                       const kvf_alloc_t *alloc, kvf_detail_t *detail) {
     kvf_http_config_t config = {.listen = listen_on,
@@ -90,15 +98,18 @@ static inline kvf_status_t try_create(const char *listen_on, uint32_t max_conns,
     return kvf_http_create(&config, alloc, &http, detail);
 }
 
+/** Make it as most tests need it. */
 static inline void start(void) {
     cr_assert_eq(try_create("127.0.0.1:0", MAX_CONNS, 30, kvf_alloc_default(), NULL), KVF_OK);
 }
 
+/** End it; nothing may have leaked. */
 static inline void stop(void) {
     kvf_http_destroy(http);
     check_leaks();
 }
 
+/** @return Requests that wait for the test. */
 static inline size_t count_kept(void) {
     pthread_mutex_lock(&lock);
     size_t n = n_kept;
@@ -106,6 +117,7 @@ static inline size_t count_kept(void) {
     return n;
 }
 
+/** Wait until there are n of them. */
 static inline void wait_kept(size_t n) {
     for (int i = 0; count_kept() < n; i++) {
         cr_assert_lt(i, 20000, "a request did not reach its handler");
@@ -113,6 +125,7 @@ static inline void wait_kept(size_t n) {
     }
 }
 
+/** @return A connection to the server. */
 static inline int dial(void) {
     int fd = try_dial(port_of(kvf_http_address(http)));
     cr_assert_geq(fd, 0);
@@ -143,6 +156,7 @@ static inline void check_error(const reply_t *reply, int status, const char *err
     json_decref(root);
 }
 
+/** One request on a connection of its own, and the error that answers it. */
 static inline void expect_error(const char *method, const char *path, int status,
                                 const char *error) {
     int fd = dial();
@@ -152,6 +166,7 @@ static inline void expect_error(const char *method, const char *path, int status
     close(fd);
 }
 
+/** @return Bytes without a pattern; the caller frees them. */
 static inline char *make_body(size_t bytes) {
     char *body = malloc(bytes);
     unsigned seed = 3;
@@ -171,6 +186,7 @@ static inline void *answer_half(void *arg) {
     return NULL;
 }
 
+/** Answer all kept requests, from two threads. */
 static inline void answer_all(void) {
     pthread_t threads[2];
     for (size_t i = 0; i < 2; i++) {

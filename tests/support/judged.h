@@ -33,11 +33,13 @@ typedef struct request {
 
 static const kvf_content_t stranger = {NULL, 0, 4711};
 
+/** @return Whether the query behind the prompt sees a position. */
 static inline bool sees(const kvf_layer_group_t *group, int64_t prompt, int64_t position) {
     bool in_window = group->window == 0 || prompt - position < group->window;
     return position <= prompt && (in_window || position < group->sinks);
 }
 
+/** @return Whether it sees a token of a block. */
 static inline bool block_seen(const kvf_layer_group_t *group, int64_t prompt, int64_t ordinal) {
     bool seen = false;
     for (uint32_t i = 0; i < group->tokens_per_block; i++) {
@@ -46,11 +48,13 @@ static inline bool block_seen(const kvf_layer_group_t *group, int64_t prompt, in
     return seen;
 }
 
+/** @return The bytes of a slot. */
 static inline uint8_t *page_at(const request_t *r, uint32_t g, int32_t slot) {
     return (uint8_t *)r->pools[g].base +
            (uint64_t)slot * kvf_group_block_bytes(&r->layout.groups[g]);
 }
 
+/** @return The bytes of a block of the request. */
 static inline uint8_t *page_of(const request_t *r, uint32_t g, int64_t ordinal) {
     return page_at(r, g, r->slots[g][ordinal]);
 }
@@ -91,6 +95,7 @@ static inline request_t *open_request(const kvf_layout_t *layout, int64_t prompt
     return r;
 }
 
+/** Free it and its pools. */
 static inline void close_request(request_t *r) {
     for (uint32_t g = 0; g < r->layout.n_groups; g++) {
         free(r->pools[g].base);
@@ -98,10 +103,12 @@ static inline void close_request(request_t *r) {
     free(r);
 }
 
+/** @return The step that decodes the first token. */
 static inline kvf_judge_step_t step_of(const request_t *r, bool cached) {
     return (kvf_judge_step_t){&r->layout, r->pools, r->tables, cached, &r->content, r->prompt};
 }
 
+/** @return What the judge says of the pages; it must be able to. */
 static inline kvf_judgement_t judge(const request_t *r, bool cached) {
     kvf_judge_step_t step = step_of(r, cached);
     kvf_judgement_t judgement;
@@ -126,6 +133,7 @@ static inline float *result(const request_t *r, const kvf_layout_t *tables_layou
     return out;
 }
 
+/** @return A group of two layers. */
 static inline kvf_layer_group_t group_of(const char *name, uint32_t first_layer, int64_t window,
                                          int64_t sinks, uint32_t t, uint32_t heads, uint32_t dim,
                                          uint32_t kv_factor, kvf_dtype_t dtype) {

@@ -49,6 +49,7 @@ typedef struct fixture {
     char text[1000];
 } fixture_t;
 
+/** @return Messages at their limits; the caller frees it. */
 static inline fixture_t *make_fixture(void) {
     fixture_t *f = calloc(1, sizeof(*f));
     for (size_t i = 0; i < 3; i++) {
@@ -139,6 +140,7 @@ static inline fixture_t *make_fixture(void) {
     return f;
 }
 
+/** @return The message of a type. */
 static inline const ProtobufCMessage *message_of(const fixture_t *f, kvf_frame_type_t type) {
     switch (type) {
     case KVF_FRAME_REFUSE:
@@ -166,6 +168,7 @@ static inline const ProtobufCMessage *message_of(const fixture_t *f, kvf_frame_t
     }
 }
 
+/** Pack it, which must go well; the caller frees the frame. */
 static inline void pack(const fixture_t *f, kvf_frame_type_t type, uint8_t **frame_p,
                         size_t *bytes_p) {
     cr_assert_eq(

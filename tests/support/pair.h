@@ -26,6 +26,7 @@ typedef struct pair {
     kvf_detail_t detail;
 } pair_t;
 
+/** Half a second, so that tests see its end. */
 static inline void short_quarantine(kvf_agent_config_t *config) {
     config->quarantine_us = 500000;
 }
@@ -70,6 +71,7 @@ static inline void pair_close(pair_t *p) {
     cluster_destroy(p->cluster);
 }
 
+/** Both sides have ended, as they should. */
 static inline void expect_one_end_each(const pair_t *p) {
     cr_expect(watch_ended(&p->sent));
     cr_expect(watch_ended(&p->got));

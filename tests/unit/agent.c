@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Agents with their own threads, over UCX: what only the real driver can get wrong, and faults on
  * the way. */
-#include "kernels/digest.h"
+#include "../support/layouts.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/mover/fault.h"
 
@@ -12,30 +12,11 @@
 #include <unistd.h>
 
 #define BLOCKS 40
-#define T 16
 #define PROMPT (BLOCKS * T - 5)
+#define WINDOW 100
+#define N_PAGES 100
 
-/* "full": layers 0, 2; "swa": layer 1, window 100. */
-static const kvf_layout_t layout = {
-    .n_groups = 2,
-    .groups = {{.name = "full",
-                .n_layers = 2,
-                .layers = {0, 2},
-                .tokens_per_block = T,
-                .kv_heads = 4,
-                .head_dim = 64,
-                .kv_factor = 2,
-                .dtype = KVF_DTYPE_BF16},
-               {.name = "swa",
-                .n_layers = 1,
-                .layers = {1},
-                .window = 100,
-                .tokens_per_block = T,
-                .kv_heads = 4,
-                .head_dim = 64,
-                .kv_factor = 2,
-                .dtype = KVF_DTYPE_BF16}},
-};
+static const kvf_layout_t layout = FULL_AND_SWA(WINDOW, 4);
 
 typedef struct side {
     kvf_agent_t *agent;
@@ -93,7 +74,7 @@ static kvf_status_t make_faulty(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_
     return status;
 }
 
-static void side_open(side_t *side, const char *instance, const char *memory, bool faulty) {
+static void side_make(side_t *side, const char *instance, const char *memory, int64_t n_pages) {
     kvf_agent_config_t config;
     kvf_detail_t detail = {""};
     *side = (side_t){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
@@ -104,14 +85,18 @@ static void side_open(side_t *side, const char *instance, const char *memory, bo
     config.cluster_key[5] = 1;
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
+    for (uint32_t g = 0; g < 2; g++) {
+        const kvf_pool_desc_t desc = {g, memory, n_pages};
+        cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK, "%s",
+                     detail.text);
+    }
+}
+
+static void side_open(side_t *side, const char *instance, const char *memory, bool faulty) {
+    side_make(side, instance, memory, N_PAGES);
     if (faulty) {
         side->agent->make_mover = make_faulty;
         side->agent->make_mover_ctx = side;
-    }
-    for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, memory, 100};
-        cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK, "%s",
-                     detail.text);
     }
 }
 
@@ -142,7 +127,7 @@ static void side_give(side_t *side) {
         kvf_pool_info_t info;
         cr_expect_eq(kvf_pool_release(side->pools[g], BLOCKS, side->slots[g]), KVF_OK);
         kvf_pool_get_info(side->pools[g], &info);
-        cr_expect_eq(info.free, 100, "all pages are back");
+        cr_expect_eq(info.free, N_PAGES, "all pages are back");
     }
 }
 
@@ -184,9 +169,9 @@ static uint64_t wrong_bytes(const side_t *side) {
     for (uint32_t g = 0; g < 2; g++) {
         for (int b = 0; b < BLOCKS; b++) {
             const uint8_t *page = kvf_pool_page(side->pools[g], side->slots[g][b]);
-            /* The query at PROMPT sees [PROMPT - 99, PROMPT]: blocks that end before that did not
-             * travel. */
-            bool came = g == 0 || (b + 1) * T > PROMPT - 99;
+            /* The query at PROMPT sees [PROMPT - WINDOW + 1, PROMPT]: blocks that end before that
+             * did not travel. */
+            bool came = g == 0 || (b + 1) * T > PROMPT - WINDOW + 1;
             for (uint64_t i = 0; i < kvf_group_block_bytes(&layout.groups[g]); i++) {
                 wrong += page[i] != (came ? byte_at(g, b, i) : 0);
             }
@@ -418,24 +403,10 @@ Test(agent, a_pool_of_many_gigabytes, .timeout = 120) {
     enum { PAGES = 300000 }; /* of 32 KiB: 9.2 GiB of addresses, of which little is touched */
     side_t ctx, gen;
     char ticket[KVF_TICKET_BYTES];
-    kvf_detail_t detail = {""};
     static int32_t all[PAGES];
     side_open(&ctx, "ctx", "host", false);
     side_start(&ctx);
-    kvf_agent_config_t config;
-    gen = (side_t){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
-    kvf_agent_config_init(&config);
-    config.instance = "gen";
-    config.control_listen = "127.0.0.1:0";
-    config.layout = &layout;
-    config.cluster_key[5] = 1;
-    config.log_level = KVF_LOG_ERROR;
-    cr_assert_eq(kvf_agent_create(&config, &gen.agent, &detail), KVF_OK);
-    for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, "host", PAGES};
-        cr_assert_eq(kvf_pool_create(gen.agent, &desc, &gen.pools[g], &detail), KVF_OK, "%s",
-                     detail.text);
-    }
+    side_make(&gen, "gen", "host", PAGES);
     side_start(&gen);
     side_take(&ctx, true);
     for (uint32_t g = 0; g < 2; g++) {
