@@ -28,9 +28,9 @@ typedef struct kvf_command {
 /**
  * Become one of the programs that load UCX.
  *
- * @param program     "kvferry-node" | "kvferry-sim".
+ * @param program     "kvferry-node" | "kvferry-sim" | "kvferry-bench".
  * @param argc, argv  The command's own; argv[0] is not used and may be missing.
- * @param command     "prefill" | "decode" | "--version"; "sim".
+ * @param command     "prefill" | "decode" | "--version"; "sim"; "bench".
  * @return KVF_EXIT_FAILED when it cannot be run, otherwise not at all.
  */
 int kvf_program_exec(const char *program, int argc, char **argv, const char *command);

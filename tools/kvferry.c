@@ -9,16 +9,6 @@
 
 #define MAX_NAME 32
 
-static int run_unbuilt(int argc, char **argv) {
-    const struct argp argp = {.doc = "This build does not have the command yet."};
-    if (argp_parse(&argp, argc, argv, ARGP_NO_ARGS, &(int){0}, NULL) != 0) {
-        return KVF_EXIT_USAGE;
-    }
-    (void)fprintf(stderr, "%s: unsupported: not built yet; it comes with a later version\n",
-                  argv[0]);
-    return KVF_EXIT_FAILED;
-}
-
 static int run_prefill(int argc, char **argv) {
     return kvf_program_exec("kvferry-node", argc, argv, "prefill");
 }
@@ -31,6 +21,10 @@ static int run_sim(int argc, char **argv) {
     return kvf_program_exec("kvferry-sim", argc, argv, "sim");
 }
 
+static int run_bench(int argc, char **argv) {
+    return kvf_program_exec("kvferry-bench", argc, argv, "bench");
+}
+
 static const kvf_command_t commands[] = {
     {"prefill", "run a prefill node", run_prefill},
     {"decode", "run a decode node", run_decode},
@@ -38,7 +32,7 @@ static const kvf_command_t commands[] = {
     {"keygen", "write a new cluster key", kvf_keygen_main},
     {"plan", "say what would be moved, and why, without moving it", kvf_plan_main},
     {"replay", "drive prefill and decode nodes with a trace of requests", kvf_replay_main},
-    {"bench", "measure a mover between two processes (not built yet)", run_unbuilt},
+    {"bench", "measure a mover between two processes", run_bench},
     {"sim", "run whole clusters under the simulator", run_sim},
 };
 

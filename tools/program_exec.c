@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes and the simulator are programs of their own, kvferry-node and kvferry-sim: they load UCX,
- * whose memory hooks cost 0.4 s of CPU before main() unless they are switched off in the
- * environment before the library is loaded. The other commands do not need UCX at all. */
+/* Nodes, the simulator and the benchmark are programs of their own, kvferry-node, kvferry-sim and
+ * kvferry-bench: they load UCX, whose memory hooks cost 0.4 s of CPU before main() unless they are
+ * switched off in the environment before the library is loaded. The other commands do not need UCX
+ * at all. */
 #include "tools/command.h"
 
 #include <errno.h>

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/bench/side.h"
+
+#include "tools/bench/scatter.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+uint64_t kvf_bench_now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Settings that the library does not have yet end here: each is one assignment once it has. */
+static kvf_status_t configure(const kvf_bench_options_t *options, kvf_agent_config_t *config,
+                              kvf_detail_t *detail) {
+    config->mover = options->mover;
+    config->ucx_tls = options->tls;
+    if (!options->digest) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "digest off: this version always makes digests; leave --digest out");
+    }
+    if (options->threads != 1) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "threads: this version moves bytes on the agent's thread; leave --threads "
+                        "out, or give --reference");
+    }
+    return KVF_OK;
+}
+
+/* All pages are ours, whichever of them the blocks lie in. */
+static kvf_status_t take_pages(const kvf_bench_options_t *options, int number,
+                               kvf_bench_side_t *side, kvf_detail_t *detail) {
+    int32_t *pages = calloc((size_t)side->n_pages, sizeof(*pages));
+    side->slots = calloc((size_t)(side->n_pages + 1) / 2, sizeof(*side->slots));
+    kvf_status_t status = KVF_ERR_NO_MEMORY;
+    if (pages != NULL && side->slots != NULL) {
+        status = kvf_pool_acquire(side->pool, side->n_pages, pages);
+    }
+    free(pages);
+    if (status != KVF_OK) {
+        return kvf_fail(detail, status, "pages: %s", kvf_status_text(status));
+    }
+    kvf_scatter_slots(options->seed, number, side->n_pages, side->n_blocks, side->slots);
+    return KVF_OK;
+}
+
+kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number, const uint8_t *key,
+                                 kvf_bench_side_t *side_p, kvf_detail_t *detail) {
+    static const char *const names[] = {"bench-source", "bench-destination"};
+    *side_p = (kvf_bench_side_t){
+        .n_pages = (int64_t)(options->pool_bytes / options->block_bytes),
+        .n_blocks = (int64_t)options->blocks,
+        .outcome = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER},
+    };
+    const kvf_pool_desc_t pool = {.memory = options->memory, .n_pages = side_p->n_pages};
+    kvf_agent_config_t config;
+    kvf_agent_config_init(&config);
+    config.instance = names[number];
+    config.control_listen = "127.0.0.1:0";
+    config.layout = &side_p->layout;
+    memcpy(config.cluster_key, key, KVF_KEY_BYTES);
+    kvf_status_t status =
+        kvf_bench_layout(options->block_bytes, options->layers, &side_p->layout, detail);
+    if (status == KVF_OK) {
+        status = configure(options, &config, detail);
+    }
+    if (status == KVF_OK) {
+        status = kvf_agent_create(&config, &side_p->agent, detail);
+    }
+    if (status == KVF_OK) {
+        status = kvf_pool_create(side_p->agent, &pool, &side_p->pool, detail);
+    }
+    if (status == KVF_OK) {
+        status = kvf_agent_start_thread(side_p->agent, detail);
+    }
+    return status == KVF_OK ? take_pages(options, number, side_p, detail) : status;
+}
+
+void kvf_bench_side_close(kvf_bench_side_t *side) {
+    /* Busy: the end of the process is as good. */
+    (void)kvf_agent_destroy(side->agent);
+    free(side->slots);
+    side->agent = NULL;
+    side->slots = NULL;
+}
+
+void *kvf_bench_block(const kvf_bench_side_t *side, int64_t i) {
+    return kvf_pool_page(side->pool, side->slots[i]);
+}
+
+kvf_table_t kvf_bench_table(const kvf_bench_side_t *side) {
+    return (kvf_table_t){side->slots, side->n_blocks};
+}
+
+void kvf_bench_expect(kvf_bench_side_t *side) {
+    (void)pthread_mutex_lock(&side->outcome.lock);
+    side->outcome.released = false;
+    side->outcome.status = KVF_OK;
+    (void)pthread_mutex_unlock(&side->outcome.lock);
+}
+
+void kvf_bench_on_event(void *ctx, const kvf_event_t *event) {
+    kvf_bench_outcome_t *outcome = ctx;
+    uint64_t now_ns = kvf_bench_now_ns();
+    (void)pthread_mutex_lock(&outcome->lock);
+    if (event->kind == KVF_EVENT_RESULT) {
+        outcome->result_ns = now_ns;
+        outcome->status = event->status;
+        outcome->bytes = event->bytes;
+        outcome->pieces = event->pieces;
+        (void)snprintf(outcome->mover, sizeof(outcome->mover), "%s", event->mover);
+        (void)snprintf(outcome->detail.text, sizeof(outcome->detail.text), "%s", event->message);
+    }
+    if (event->kind == KVF_EVENT_RELEASED) {
+        outcome->released = true;
+        (void)pthread_cond_signal(&outcome->cond);
+    }
+    (void)pthread_mutex_unlock(&outcome->lock);
+}
+
+kvf_status_t kvf_bench_wait(kvf_bench_side_t *side, kvf_detail_t *detail) {
+    kvf_bench_outcome_t *outcome = &side->outcome;
+    (void)pthread_mutex_lock(&outcome->lock);
+    while (!outcome->released) {
+        (void)pthread_cond_wait(&outcome->cond, &outcome->lock);
+    }
+    kvf_status_t status = outcome->status;
+    if (status != KVF_OK) {
+        *detail = outcome->detail;
+    }
+    (void)pthread_mutex_unlock(&outcome->lock);
+    return status;
+}
+
+bool kvf_bench_say(int fd, const kvf_bench_message_t *message) {
+    return send(fd, message, sizeof(*message), MSG_NOSIGNAL) == (ssize_t)sizeof(*message);
+}
+
+bool kvf_bench_hear(int fd, kvf_bench_message_t *message_p) {
+    ssize_t n;
+    do {
+        n = recv(fd, message_p, sizeof(*message_p), 0);
+    } while (n < 0 && errno == EINTR);
+    return n == (ssize_t)sizeof(*message_p);
+}
