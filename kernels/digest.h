@@ -9,6 +9,8 @@
  * pass. Detects damage and misplacement, not forgery. Source: docs/protocol.md "Digest".
  */
 
+#include "kernels/wide.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,5 +18,23 @@
 
 /** @return The digest of bytes bytes (0 allowed). @thread any  @cost one pass, no allocation */
 uint64_t kvf_digest(const void *data, uint64_t bytes);
+
+/** kvf_digest() by one row of the table, which gives the same value. */
+uint64_t kvf_digest_by(const kvf_wide_t *wide, const void *data, uint64_t bytes);
+
+/**
+ * The XXH3-64 of one leaf, and whatever else the caller does with it.
+ *
+ * @param from        Where in the range the leaf begins.
+ * @param leaf_bytes  1 to KVF_DIGEST_LEAF_BYTES.
+ */
+typedef uint64_t kvf_digest_leaf_fn(void *ctx, uint64_t from, size_t leaf_bytes);
+
+/**
+ * @param leaf  Called for each leaf of the range, in order.
+ * @return The digest of a range whose leaves have the values that leaf returns.
+ * @thread any  @cost no allocation, about 1 KiB of stack
+ */
+uint64_t kvf_digest_of_leaves(uint64_t bytes, kvf_digest_leaf_fn *leaf, void *ctx);
 
 #endif
