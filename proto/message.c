@@ -150,8 +150,13 @@ static const char *check_commit(ProtobufCMessage *message) {
         if (range->layer_end_idx > KVF_MAX_GROUP_LAYERS) {
             return "ranges.layer_end_idx";
         }
-        if (range->n_generations != range->n_ordinals || range->n_digests != range->n_ordinals) {
+        if (range->n_generations != range->n_ordinals ||
+            (range->n_digests != 0 && range->n_digests != range->n_ordinals) ||
+            (range->n_slots != 0 && range->n_slots != range->n_ordinals)) {
             return "ranges: arrays of different lengths";
+        }
+        if (!slots_ok(range->slots, range->n_slots)) {
+            return "ranges.slots";
         }
         if (!ordinals_ok(range->ordinals, range->n_ordinals)) {
             return "ranges.ordinals";

@@ -16,8 +16,7 @@ import sys
 import tempfile
 
 # What each room may include, by prefix; the longest matching room counts. Siblings do not include
-# one another but for the plain structs of layout.h, the chunk header that movers send, and the UCX
-# context that shm and the UCX mover share.
+# one another but for the plain structs of layout.h and the chunk header that movers send.
 FLOOR = ["kvmgr/base/"]
 CORE = ["kvmgr/", "proto/", "kernels/"]
 ROOMS = {
@@ -25,7 +24,7 @@ ROOMS = {
     "kvmgr/": ["kvmgr/"],
     "proto/": FLOOR + ["proto/", "kvmgr/layout.h", "kvferry.pb-c.h"],
     "kernels/": FLOOR + ["kernels/", "kvmgr/layout.h"],
-    "transceiver/mem/": ["kvmgr/", "kernels/", "transceiver/mem/", "transceiver/mover/ucx"],
+    "transceiver/mem/": ["kvmgr/", "kernels/", "transceiver/mem/"],
     "transceiver/mover/": ["kvmgr/", "kernels/", "proto/chunk.h", "proto/types.h",
                            "transceiver/mover/"],
     "transceiver/control/": CORE + ["transceiver/control/"],
@@ -37,7 +36,7 @@ ROOMS = {
 # Headers of other projects, and the only files that may know them. A test may know what the object
 # of its stem knows, tests/unit/mover_ucx.c what transceiver/mover/ucx.c does.
 FOREIGN = [
-    (r"uc[mpst]/", ["transceiver/mover/ucx", "transceiver/mem/shm"]),
+    (r"uc[mpst]/", ["transceiver/mover/ucx"]),
     (r"cuda|cooperative_groups|nvml", ["transceiver/mover/cuda", "transceiver/mem/cuda"]),
     (r"nccl", ["transceiver/mover/nccl"]),
     (r"uv\.h|uv/", ["transceiver/control/", "transceiver/agent_loop."]),
@@ -123,9 +122,9 @@ PLANTED = [
     ("proto/ticket.c", "#include <openssl/hmac.h>", True),
     ("proto/d.c", '#include "frame.h"', True),
     ("kernels/a.c", '#include "proto/types.h"', True),
-    ("transceiver/mem/a.c", '#include "transceiver/mover/ucx_context.h"', False),
+    ("transceiver/mem/a.c", '#include "transceiver/mover/ucx_context.h"', True),
     ("transceiver/mem/b.c", '#include "transceiver/mover/mover.h"', True),
-    ("transceiver/mem/shm.c", "#include <ucp/api/ucp.h>", False),
+    ("transceiver/mem/shm.c", "#include <ucp/api/ucp.h>", True),
     ("transceiver/mem/host.c", "#include <ucp/api/ucp.h>", True),
     ("transceiver/mover/a.c", '#include "proto/chunk.h"', False),
     ("transceiver/mover/b.c", '#include "proto/frame.h"', True),

@@ -49,7 +49,7 @@ static const kvf_key_t keys[] = {
      "all pages together; shared by the layer groups; nodes on one machine need memory for the sum",
      4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
     {"mover.kind", KVF_KEY_CHOICE, "auto", NULL, "what carries the bytes", 0, 0,
-     LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "ucx"), AT(mover)},
+     LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",

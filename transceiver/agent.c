@@ -13,6 +13,7 @@
 void kvf_agent_config_init(kvf_agent_config_t *config) {
     *config = (kvf_agent_config_t){
         .mover = "auto",
+        .digests = true,
         .ucx_tls = "auto",
         .ucx_devices = "auto",
         .max_transfers = 256,
@@ -64,11 +65,15 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
     if (config->layout == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "layout is missing");
     }
-    if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0) {
-        bool later = strcmp(config->mover, "mapped") == 0 || strcmp(config->mover, "cuda") == 0 ||
-                     strcmp(config->mover, "nccl") == 0;
+    if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0 &&
+        strcmp(config->mover, KVF_MAPPED) != 0) {
+        bool later = strcmp(config->mover, "cuda") == 0 || strcmp(config->mover, "nccl") == 0;
         return kvf_fail(detail, later ? KVF_ERR_UNSUPPORTED : KVF_ERR_INVALID,
-                        "mover %.32s: this version has auto and ucx", config->mover);
+                        "mover %.32s: this version has auto, mapped and ucx", config->mover);
+    }
+    if (config->mover_threads > 64) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "mover_threads is %" PRIu32 ", must be 0 to 64",
+                        config->mover_threads);
     }
     if (config->max_transfers == 0 || config->window_bytes == 0 || config->window_pieces < 64 ||
         config->request_timeout_us == 0 || config->lease_us == 0) {
@@ -117,9 +122,9 @@ static void agent_free(kvf_agent_t *agent) {
 
 static kvf_status_t copy_config(kvf_agent_t *agent, const kvf_agent_config_t *config) {
     const char **fields[] = {&agent->config.instance, &agent->config.control_listen,
-                             &agent->config.ucx_tls, &agent->config.ucx_devices};
+                             &agent->config.mover, &agent->config.ucx_tls,
+                             &agent->config.ucx_devices};
     agent->config = *config;
-    agent->config.mover = "ucx";
     agent->layout = *config->layout;
     agent->config.layout = &agent->layout;
     agent->config.n_peers = 0;
@@ -182,7 +187,6 @@ kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **ag
     if (status != KVF_OK) {
         goto err_free;
     }
-    kvf_mem_shm_init(&agent->shm, agent->ucx);
     agent->make_mover = make_ucx_mover;
     *agent_p = agent;
     return KVF_OK;

@@ -5,14 +5,17 @@
 /**
  * @file
  * The agent from inside: agent.c and agent_pool.c (the public functions), agent_loop.c (the thread
- * that drives the core). Tests may include it to put a decorator around the mover.
+ * that drives the core), agent_copy.c (what that thread and its helpers do with bytes). Tests may
+ * include it to put a decorator around the mover.
  */
 
 #include "kvmgr/base/mem.h"
 #include "transceiver/core.h"
+#include "transceiver/mover/mapped.h"
 #include "transceiver/mover/ucx.h"
 
 typedef struct kvf_loop kvf_loop_t;
+typedef struct kvf_copier kvf_copier_t;
 
 struct kvf_pool {
     kvf_agent_t *agent;
@@ -30,10 +33,9 @@ struct kvf_agent {
     void *log_ctx;
     kvf_agent_config_t config; /**< with copies of what it points to, but for peers */
     kvf_layout_t layout;
-    char *strings[4]; /**< those copies */
+    char *strings[5]; /**< those copies */
     const char **peers;
     kvf_ucx_t *ucx;
-    kvf_mem_kind_t shm;
     kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
     kvf_core_t *core;
     kvf_loop_t *loop; /**< NULL until started */
@@ -71,5 +73,31 @@ const char *kvf_loop_address(const kvf_loop_t *loop);
 /** Wait until the core is not busy, at most timeout_us; drives the loop itself without a thread.
  *  @return Whether it is quiet. @thread any but the loop's own */
 bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us);
+
+/* ---- agent_copy.c: the agent's thread only ---- */
+
+/**
+ * Start the threads that copy and digest; and, unless the mover is ucx, offer the pools to peers on
+ * this machine. The core is there.
+ *
+ * @param wake  Called on any thread when kvf_copier_progress() has work.
+ * @return KVF_OK; KVF_ERR_NO_MEMORY; if the mover is mapped KVF_ERR_UNSUPPORTED or KVF_ERR_IO, too.
+ */
+KVF_CHECK kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void *ctx,
+                                         kvf_copier_t **copier_p, kvf_detail_t *detail);
+/** Nothing is with it. Before the core. NULL is allowed. */
+void kvf_copier_destroy(kvf_copier_t *copier);
+/** The core's actions verify, digest, map and unmap. */
+void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify);
+void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window);
+KVF_CHECK kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *address,
+                                      size_t bytes, const int64_t *n_pages, kvf_detail_t *detail);
+void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer);
+/** Do short jobs, and tell the core what has happened. @return How many things. */
+unsigned kvf_copier_progress(kvf_copier_t *copier);
+/** @return Whether kvf_copier_progress() has work that no wake or descriptor tells of. */
+bool kvf_copier_is_busy(const kvf_copier_t *copier);
+/** @return A descriptor to watch for input, or -1. */
+int kvf_copier_fd(const kvf_copier_t *copier);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
-#include "kernels/digest.h"
 #include "kvmgr/base/failpoint.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/control/control.h"
@@ -12,8 +11,6 @@
 #include <unistd.h>
 #include <uv.h>
 
-/* Bytes digested per turn, so that messages and heartbeats are not kept waiting. */
-#define VERIFY_BYTES_PER_TURN (UINT64_C(256) << 10)
 #define MAX_INBOUND 1024
 #define BACKLOG_BYTES (UINT64_C(64) << 20)
 #define MAX_MOVER_ADDRESS_BYTES 8192
@@ -35,7 +32,8 @@ struct kvf_loop {
     bool polling;
     kvf_control_t *control;
     kvf_mover_t *mover;
-    kvf_verify_t *verify_first, *verify_last;
+    uv_poll_t copies; /* the copier's descriptor */
+    kvf_copier_t *copier;
     bool awake;      /* driven by the caller: there is work that no descriptor tells */
     uint64_t events; /* things that happened; a turn without any may be followed by sleep */
 
@@ -86,15 +84,25 @@ static kvf_status_t do_post(void *ctx, kvf_window_t *window) {
     return mover->ops->post(mover, window);
 }
 
+static kvf_status_t do_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                           const int64_t *n_pages, kvf_detail_t *detail) {
+    return kvf_copier_map(((kvf_loop_t *)ctx)->copier, peer, address, bytes, n_pages, detail);
+}
+
+static void do_unmap(void *ctx, uint64_t peer) {
+    kvf_copier_unmap(((kvf_loop_t *)ctx)->copier, peer);
+}
+
+static void do_digest(void *ctx, kvf_window_t *window) {
+    kvf_copier_digest(((kvf_loop_t *)ctx)->copier, window);
+}
+
 static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
     return kvf_pool_page(&((kvf_loop_t *)ctx)->agent->pools[group_idx], slot);
 }
 
 static void do_verify(void *ctx, kvf_verify_t *job) {
-    kvf_loop_t *loop = ctx;
-    job->next = NULL;
-    *(loop->verify_last != NULL ? &loop->verify_last->next : &loop->verify_first) = job;
-    loop->verify_last = job;
+    kvf_copier_verify(((kvf_loop_t *)ctx)->copier, job);
 }
 
 /* ---- events for the core ---- */
@@ -161,28 +169,6 @@ static bool run_calls(kvf_loop_t *loop) {
     return any;
 }
 
-static bool run_verify(kvf_loop_t *loop) {
-    uint64_t bytes = 0;
-    while (loop->verify_first != NULL && bytes < VERIFY_BYTES_PER_TURN) {
-        kvf_verify_t *job = loop->verify_first;
-        while (job->n_done < job->n_items && bytes < VERIFY_BYTES_PER_TURN) {
-            kvf_verify_item_t *item = &job->items[job->n_done++];
-            const uint8_t *page = kvf_pool_page(&loop->agent->pools[item->group_idx], item->slot);
-            item->digest = kvf_digest(page + item->offset, item->bytes);
-            bytes += item->bytes;
-        }
-        if (job->n_done == job->n_items) {
-            loop->verify_first = job->next;
-            if (loop->verify_first == NULL) {
-                loop->verify_last = NULL;
-            }
-            set_time(loop);
-            kvf_core_verified(loop->agent->core, job);
-        }
-    }
-    return bytes > 0;
-}
-
 static bool turn(kvf_loop_t *loop) {
     kvf_core_t *core = loop->agent->core;
     uint64_t before = loop->events;
@@ -191,7 +177,7 @@ static bool turn(kvf_loop_t *loop) {
     any |= run_calls(loop);
     set_time(loop);
     any |= loop->mover->ops->progress(loop->mover) > 0;
-    any |= run_verify(loop);
+    any |= kvf_copier_progress(loop->copier) > 0;
     set_time(loop);
     kvf_core_tick(core);
     any |= kvf_core_pump(core);
@@ -259,7 +245,7 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
         uint64_t most = loop->mover->ops->max_sleep_us(loop->mover);
         timeout = most < timeout ? most : timeout;
     }
-    bool now_already = loop->awake || kvf_core_has_events(core) || loop->verify_first != NULL;
+    bool now_already = loop->awake || kvf_core_has_events(core) || kvf_copier_is_busy(loop->copier);
     return now_already ? 0 : timeout;
 }
 
@@ -319,6 +305,8 @@ static void loop_close(kvf_loop_t *loop) {
         loop->mover->ops->destroy(loop->mover);
         loop->mover = NULL;
     }
+    kvf_copier_destroy(loop->copier);
+    loop->copier = NULL;
     kvf_control_destroy(loop->control);
     loop->control = NULL;
     kvf_core_destroy(loop->agent->core);
@@ -336,8 +324,8 @@ static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
         .alloc = agent->alloc,
         .rand = *kvf_rand_default(),
         .log = &agent->log,
-        .out = {do_dial, do_write, do_close, do_mover_connect, do_mover_disconnect, do_post,
-                do_page, do_verify, loop},
+        .out = {do_dial, do_write, do_close, do_mover_connect, do_mover_disconnect, do_post, do_map,
+                do_unmap, do_digest, do_page, do_verify, loop},
         .mover_name = loop->mover->ops->name,
         .mover_checked = loop->mover->ops->checked,
     };
@@ -360,6 +348,18 @@ static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
                                         address_bytes);
     }
     return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for the agent");
+}
+
+/* @thread any */
+static void wake_up(void *ctx) {
+    (void)uv_async_send(&((kvf_loop_t *)ctx)->wake);
+}
+
+/* The turn that follows looks. */
+static void on_copies(uv_poll_t *handle, int status, int events) {
+    (void)handle;
+    (void)status;
+    (void)events;
 }
 
 /* Everything that belongs to the driving thread. */
@@ -393,6 +393,17 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     loop->poll.data = loop;
     status = make_core(loop, detail);
     if (status != KVF_OK) {
+        goto err_close;
+    }
+    status = kvf_copier_create(agent, wake_up, loop, &loop->copier, detail);
+    if (status != KVF_OK) {
+        goto err_close;
+    }
+    fd = kvf_copier_fd(loop->copier);
+    if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->copies, fd) != 0 ||
+                    uv_poll_start(&loop->copies, UV_READABLE, on_copies) != 0)) {
+        status =
+            kvf_fail(detail, KVF_ERR_IO, "the socket for peers on this machine cannot be polled");
         goto err_close;
     }
 #ifdef KVF_FAIL_POINTS

@@ -33,7 +33,7 @@ kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kv
     if (desc->memory != NULL && strcmp(desc->memory, "host") == 0) {
         kind = kvf_mem_host();
     } else if (desc->memory != NULL && strcmp(desc->memory, "shm") == 0) {
-        kind = &agent->shm;
+        kind = kvf_mem_shm();
     } else {
         return kvf_fail(detail, KVF_ERR_UNSUPPORTED, "memory %.32s: this version has host and shm",
                         desc->memory == NULL ? "(none)" : desc->memory);

@@ -231,22 +231,23 @@ kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *request_id,
 
 /* ---- events to the caller ---- */
 
+static const char *mover_of(const kvf_op_t *op) {
+    return op->mapped ? KVF_MAPPED : op->core->config.mover_name;
+}
+
 static void deliver(kvf_op_t *op) {
-    kvf_core_t *core = op->core;
     kvf_aux_t aux;
     kvf_event_t base = {.message = "",
                         .peer = op->peer == NULL ? "" : op->peer->instance,
-                        .mover = op->bytes > 0 ? core->config.mover_name : "",
+                        .mover = op->bytes > 0 ? mover_of(op) : "",
                         .bytes = op->bytes,
                         .pages = op->pages,
                         .pieces = op->pieces,
                         .transfer_us = op->transfer_us,
                         .exposed_us = op->exposed_us};
     if (op->progress_due) {
-        kvf_event_t event = {.kind = KVF_EVENT_PROGRESS,
-                             .message = "",
-                             .peer = base.peer,
-                             .mover = core->config.mover_name};
+        kvf_event_t event = {
+            .kind = KVF_EVENT_PROGRESS, .message = "", .peer = base.peer, .mover = mover_of(op)};
         op->progress_due = false;
         if (kvf_recv_progress_event(op, &event)) {
             op->cb(op->ctx, &event);
@@ -423,6 +424,7 @@ void kvf_core_destroy(kvf_core_t *core) {
     kvf_free(core->alloc, core->layers);
     kvf_free(core->alloc, core->control_address);
     kvf_free(core->alloc, core->mover_address);
+    kvf_free(core->alloc, core->mapped_address);
     kvf_timers_cleanup(&core->timers);
     kvf_free(core->alloc, core);
 }

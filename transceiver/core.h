@@ -21,23 +21,31 @@
 #include "transceiver/kvferry.h"
 #include "transceiver/mover/mover.h"
 
+/** The name of the mover by which a receiver copies from its sender's pools. */
+#define KVF_MAPPED "mapped"
+
 typedef struct kvf_core kvf_core_t;
 
-/** Ranges of pages whose digests are to be computed by the driver. */
+/** Ranges of pages for the driver to copy, or to digest, or both. */
 #define KVF_VERIFY_ITEMS 64
 typedef struct kvf_verify_item {
     uint32_t group_idx;
     int32_t slot;
-    uint64_t offset;
+    int32_t source_slot; /**< the peer's */
+    uint64_t offset;     /**< inside both slots */
     uint64_t bytes;
     uint64_t digest; /**< out: kvf_digest() of that range as it lies in the page */
 } kvf_verify_item_t;
 
 typedef struct kvf_verify {
-    struct kvf_verify *next; /**< the driver's while it has the job */
+    kvf_job_t job; /**< the driver's while it has it */
+    void *source;  /**< the driver's, too */
     uint64_t recv_id;
+    uint64_t peer; /**< copy from its pools, which are mapped; 0: the bytes are there */
+    bool digests;  /**< digests are wanted */
+    size_t first;  /**< the receive's */
+    uint64_t bytes;
     uint32_t n_items;
-    uint32_t n_done; /**< the driver's: items digested so far */
     kvf_verify_item_t items[KVF_VERIFY_ITEMS];
 } kvf_verify_t;
 
@@ -55,9 +63,18 @@ typedef struct kvf_core_out {
                                   kvf_detail_t *detail);
     void (*mover_disconnect)(void *ctx, uint64_t peer);
     kvf_status_t (*post)(void *ctx, kvf_window_t *window);
+    /** Map the pools of a peer on this machine, to copy from them.
+     * @param n_pages  Of each pool. @return KVF_OK: kvf_core_mapped() follows, unless unmap comes
+     * first; or why it cannot be. */
+    kvf_status_t (*map)(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                        const int64_t *n_pages, kvf_detail_t *detail);
+    /** No job for this peer is begun any more; its pools are unmapped when the last one is done. */
+    void (*unmap)(void *ctx, uint64_t peer);
+    /** Write the digests of a window that the receiver fetches itself; kvf_core_moved() follows. */
+    void (*digest)(void *ctx, kvf_window_t *window);
     /** @return The memory of a slot of ours; the core only hands it on to the mover. */
     const uint8_t *(*page)(void *ctx, uint32_t group_idx, int32_t slot);
-    /** Digest the items, then kvf_core_verified(). */
+    /** Copy and digest the items, then kvf_core_verified(). */
     void (*verify)(void *ctx, kvf_verify_t *job);
     void *ctx;
 } kvf_core_out_t;
@@ -91,6 +108,12 @@ void kvf_core_destroy(kvf_core_t *core);
 KVF_CHECK kvf_status_t kvf_core_set_addresses(kvf_core_t *core, const char *control_address,
                                               const void *mover_address,
                                               size_t mover_address_bytes);
+
+/** Say where peers on this machine get this agent's pools, to map them (the mover `mapped`).
+ * Without it nobody does. Before the first connection. Copied. @return KVF_OK, KVF_ERR_NO_MEMORY.
+ */
+KVF_CHECK kvf_status_t kvf_core_set_mapped_address(kvf_core_t *core, const void *address,
+                                                   size_t bytes);
 
 /**
  * Set the time; every event is taken to happen then. Does not fire anything.
@@ -144,6 +167,16 @@ void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk);
 void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status);
 void kvf_core_broken(kvf_core_t *core, uint64_t peer, const char *why);
 void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job);
+
+/* ---- events: pools of one agent that are mapped by another ---- */
+/** A peer's pools are mapped here, or cannot be: `why` says it. */
+void kvf_core_mapped(kvf_core_t *core, uint64_t peer, kvf_status_t status, const char *why);
+/** Somebody wants to map our pools. @return The peer's number: it gets them, and
+ * kvf_core_returned() follows; 0: no such peer. */
+uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation);
+/** One mapping of our pools by that peer is gone: it has unmapped them, or its process has ended.
+ */
+void kvf_core_returned(kvf_core_t *core, uint64_t peer);
 
 /* ---- requests: the functions of kvferry.h ---- */
 KVF_CHECK kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc,

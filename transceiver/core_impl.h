@@ -4,9 +4,9 @@
 
 /**
  * @file
- * What the core's objects know of each other: core.c (registry, time, events to the caller), peer.c
- * and peer_accept.c (peers), session.c (what is said to them), link.c (their connections), turns.c
- * (who is next), send*.c and recv*.c. Only these include it.
+ * What the core's objects know of each other: core.c (registry, time, events to the caller),
+ * peer.c, peer_accept.c and peer_map.c (peers), session.c (what is said to them), link.c (their
+ * connections), turns.c (who is next), send*.c and recv*.c. Only these include it.
  */
 
 #include "proto/hello.h"
@@ -41,6 +41,7 @@ typedef struct kvf_op {
     kvf_event_cb cb;
     void *ctx;
     char request_id[KVF_MAX_ID_BYTES + 1];
+    bool mapped;      /**< the receiver copies from the sender's pools, which it has mapped */
     kvf_peer_t *peer; /**< NULL while unknown; lives as long as this is in its list */
     kvf_timer_t timer;
     uint64_t opened_us;
@@ -113,6 +114,14 @@ typedef struct kvf_session {
     uint64_t kept_bytes;
 } kvf_session_t;
 
+/** Whether a peer's pools are mapped here. */
+typedef enum kvf_map_state {
+    KVF_MAP_NONE,
+    KVF_MAP_PENDING,
+    KVF_MAP_READY,
+    KVF_MAP_FAILED
+} kvf_map_state_t;
+
 /** Another agent: one incarnation of one instance. */
 struct kvf_peer {
     kvf_core_t *core;
@@ -137,6 +146,10 @@ struct kvf_peer {
     uint8_t *mover_address;
     size_t mover_address_bytes;
     bool mover_connected;
+    uint8_t *mapped_address; /**< NULL: its pools cannot be mapped */
+    size_t mapped_address_bytes;
+    kvf_map_state_t map; /**< its pools, here */
+    uint32_t n_lent;     /**< mappings of our pools that it has */
     bool forgotten;
     kvf_turns_t moving;    /**< sends that have something to post to it */
     kvf_turns_t asking;    /**< receives that have something to ask it for */
@@ -239,6 +252,10 @@ void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kv
                          const char *message);
 /** Connect the mover to a peer if it is not yet. */
 KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
+/** Begin to map its pools, if that is possible and was not tried yet; `map` says how it is. */
+void kvf_peer_map(kvf_peer_t *peer);
+/** Give its pools back. */
+void kvf_peer_unmap(kvf_peer_t *peer);
 /** Everything that runs with this peer ends with `status`; its connections close. */
 void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status, const char *why);
 /** It left in order, or another has taken its place: no need to remember it once nothing refers to
@@ -284,6 +301,8 @@ struct kvf_core {
     char *control_address;
     uint8_t *mover_address;
     size_t mover_address_bytes;
+    uint8_t *mapped_address; /**< NULL: our pools are not for mapping */
+    size_t mapped_address_bytes;
 
     uint64_t now_us;
     uint64_t ticked_us;
@@ -361,6 +380,12 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message);
 void kvf_send_on_peer(kvf_op_t *op, kvf_status_t status, const char *why);
 void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status);
+/** The receiver copies from this side's pools, and its last copy has been made. */
+void kvf_send_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+/** Its receiver has no mapping of our pools any more. */
+void kvf_send_on_returned(kvf_op_t *op);
+/** The peer is up again: what is in doubt is asked for. */
+void kvf_send_on_peer_up(kvf_op_t *op);
 /** Post one window of a send, out of what its turn has left. @return KVF_OK: posted, or it has
  * nothing to post (then it waits no more); KVF_ERR_AGAIN: no room. */
 kvf_status_t kvf_send_pump(kvf_op_t *op);

@@ -90,13 +90,20 @@ typedef struct kvf_agent_config {
         *peers; /**< allow-list: instances or "host:port"; with n_peers 0, whoever proves the key */
     size_t n_peers;
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
-    const char *mover;          /**< auto | ucx (mapped, cuda, nccl: unsupported in this version) */
-    const char *ucx_tls;        /**< UCX transports; auto = posix,sysv,tcp,self */
-    const char *ucx_devices;    /**< UCX devices; auto = what control_listen uses */
-    uint32_t max_transfers;     /**< live sends + receives; more are refused with KVF_ERR_AGAIN */
-    uint64_t frame_bytes;       /**< longest control frame that is accepted */
-    uint64_t window_bytes;      /**< bytes in flight to one peer */
-    uint32_t window_pieces;     /**< pieces in flight to one peer */
+    const char *mover; /**< mapped (peers on this machine alone, and pools of KVF_MEM_SHM) | ucx |
+                          auto: mapped where it is possible, else ucx; cuda and nccl: unsupported
+                          in this version. The receiver's counts, but a sender whose mover is ucx
+                          lends nothing */
+    uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
+                               at most 4 */
+    bool digests; /**< what this agent receives is compared with digests that the sender makes
+                     (default); without them a damaged byte is not noticed */
+    const char *ucx_tls;     /**< UCX transports; auto = posix,sysv,tcp,self */
+    const char *ucx_devices; /**< UCX devices; auto = what control_listen uses */
+    uint32_t max_transfers;  /**< live sends + receives; more are refused with KVF_ERR_AGAIN */
+    uint64_t frame_bytes;    /**< longest control frame that is accepted */
+    uint64_t window_bytes;   /**< bytes in flight to one peer */
+    uint32_t window_pieces;  /**< pieces in flight to one peer */
     uint64_t
         request_timeout_us; /**< a receive that names none, and the wait for a peer's connection */
     uint64_t lease_us;      /**< how long a finished prefill waits for its receiver */

@@ -374,7 +374,11 @@ static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
         break;
     case KVF_FRAME_DRAINED:
         id = kvf_transfer_id_read(((const Kvf__Wire__Drained *)base)->transfer);
-        kvf_recv_on_drained(peer, &id);
+        if (kvf_incarnation_equal(&id.receiver, &core->incarnation)) {
+            kvf_recv_on_drained(peer, &id);
+        } else {
+            kvf_send_on_drained(peer, &id);
+        }
         break;
     case KVF_FRAME_BYE:
         kvf_peer_fail(peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, "the node shut down in order");

@@ -17,6 +17,7 @@ static void peer_destroy(kvf_peer_t *peer) {
     kvf_timer_release(&core->timers, &peer->timer);
     kvf_session_end(peer);
     kvf_free(core->alloc, peer->mover_address);
+    kvf_free(core->alloc, peer->mapped_address);
     kvf_free(core->alloc, peer);
 }
 
@@ -25,7 +26,7 @@ bool kvf_peer_is_up(const kvf_peer_t *peer) {
 }
 
 static bool is_idle(const kvf_peer_t *peer) {
-    return !kvf_peer_is_up(peer) && peer->links == NULL && peer->ops == NULL;
+    return !kvf_peer_is_up(peer) && peer->links == NULL && peer->ops == NULL && peer->n_lent == 0;
 }
 
 void kvf_peer_forget(kvf_peer_t *peer) {
@@ -216,6 +217,8 @@ void kvf_peer_up(kvf_peer_t *peer, kvf_link_t *link) {
         next = op->peer_next;
         if (op->kind == KVF_OP_RECV) {
             kvf_recv_on_peer_up(op);
+        } else {
+            kvf_send_on_peer_up(op);
         }
     }
 }
@@ -348,6 +351,7 @@ static void end_ops(kvf_peer_t *peer, bool told, kvf_status_t status, const char
         peer->mover_connected = false;
         core->out.mover_disconnect(core->out.ctx, peer->number);
     }
+    kvf_peer_unmap(peer);
     for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {
         next = op->peer_next;
         if (op->kind == KVF_OP_SEND) {
@@ -458,7 +462,10 @@ size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap
             memcpy(info->instance, peer->instance, sizeof(info->instance));
             memcpy(info->address, peer->address, sizeof(info->address));
             memcpy(info->reason, peer->reason, sizeof(info->reason));
-            (void)snprintf(info->mover, sizeof(info->mover), "%s", core->config.mover_name);
+            (void)snprintf(info->mover, sizeof(info->mover), "%s",
+                           peer->map == KVF_MAP_READY || peer->n_lent > 0
+                               ? KVF_MAPPED
+                               : core->config.mover_name);
             kvf_incarnation_text(&peer->incarnation, info->incarnation);
         }
     }

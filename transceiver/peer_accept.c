@@ -24,9 +24,9 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     kvf__wire__hello__init(&hello);
     Kvf__Wire__LayerGroup groups[KVF_MAX_GROUPS], *group_list[KVF_MAX_GROUPS];
     Kvf__Wire__Region regions[KVF_MAX_GROUPS], *region_list[KVF_MAX_GROUPS];
-    Kvf__Wire__Mover mover;
-    kvf__wire__mover__init(&mover);
-    Kvf__Wire__Mover *mover_list[1] = {&mover};
+    Kvf__Wire__Mover movers[2], *mover_list[2] = {&movers[0], &movers[1]};
+    kvf__wire__mover__init(&movers[0]);
+    kvf__wire__mover__init(&movers[1]);
     const kvf_layout_t *layout = &core->layout;
 
     kvf_layout_to_wire(layout, groups);
@@ -39,8 +39,10 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
         group_list[i] = &groups[i];
         region_list[i] = &regions[i];
     }
-    mover.name = (char *)(uintptr_t)core->config.mover_name;
-    mover.address = (ProtobufCBinaryData){core->mover_address_bytes, core->mover_address};
+    movers[0].name = (char *)(uintptr_t)core->config.mover_name;
+    movers[0].address = (ProtobufCBinaryData){core->mover_address_bytes, core->mover_address};
+    movers[1].name = (char *)(uintptr_t)KVF_MAPPED;
+    movers[1].address = (ProtobufCBinaryData){core->mapped_address_bytes, core->mapped_address};
     hello.instance = (char *)(uintptr_t)core->agent.instance;
     hello.incarnation = (ProtobufCBinaryData){KVF_INCARNATION_BYTES, core->incarnation.bytes};
     hello.control_address = core->control_address;
@@ -49,7 +51,7 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     hello.groups = group_list;
     hello.n_regions = layout->n_groups;
     hello.regions = region_list;
-    hello.n_movers = 1;
+    hello.n_movers = core->mapped_address == NULL ? 1 : 2;
     hello.movers = mover_list;
     hello.heartbeat_us = core->agent.heartbeat_us;
     hello.lost_us = core->agent.lost_us;
@@ -114,22 +116,30 @@ static kvf_status_t check_compatible(const kvf_core_t *core, const Kvf__Wire__He
                     core->config.mover_name);
 }
 
-static kvf_status_t peer_fill(kvf_peer_t *peer, const Kvf__Wire__Hello *hello) {
-    kvf_core_t *core = peer->core;
-    for (size_t i = 0; i < hello->n_movers; i++) {
-        if (strcmp(hello->movers[i]->name, core->config.mover_name) == 0 &&
-            peer->mover_address == NULL) {
-            size_t bytes = hello->movers[i]->address.len;
-            uint8_t *copy = kvf_alloc(core->alloc, bytes + 1);
-            if (copy == NULL) {
+/* Keep the address of one of its movers, the first time. */
+static kvf_status_t keep_address(const kvf_core_t *core, const Kvf__Wire__Hello *hello,
+                                 const char *name, uint8_t **address, size_t *bytes) {
+    for (size_t i = 0; i < hello->n_movers && *address == NULL; i++) {
+        const ProtobufCBinaryData *data = &hello->movers[i]->address;
+        if (strcmp(hello->movers[i]->name, name) == 0) {
+            *address = kvf_alloc(core->alloc, data->len + 1);
+            if (*address == NULL) {
                 return KVF_ERR_NO_MEMORY;
             }
-            if (bytes > 0) {
-                memcpy(copy, hello->movers[i]->address.data, bytes);
-            }
-            peer->mover_address = copy;
-            peer->mover_address_bytes = bytes;
+            memcpy(*address, data->len == 0 ? (const uint8_t *)"" : data->data, data->len);
+            *bytes = data->len;
         }
+    }
+    return KVF_OK;
+}
+
+static kvf_status_t peer_fill(kvf_peer_t *peer, const Kvf__Wire__Hello *hello) {
+    kvf_core_t *core = peer->core;
+    if (keep_address(core, hello, core->config.mover_name, &peer->mover_address,
+                     &peer->mover_address_bytes) != KVF_OK ||
+        keep_address(core, hello, KVF_MAPPED, &peer->mapped_address, &peer->mapped_address_bytes) !=
+            KVF_OK) {
+        return KVF_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < hello->n_regions; i++) {
         peer->n_pages[hello->regions[i]->group_idx] = (int64_t)hello->regions[i]->n_pages;

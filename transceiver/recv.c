@@ -244,11 +244,12 @@ static void tell_request(kvf_recv_op_t *recv, Kvf__Wire__Grant **grants, size_t 
                                                             : 0;
     request.grant_key = recv->grant_key;
     request.skip_holes = recv->holes == KVF_HOLES_SKIP;
-    request.mover = (char *)(uintptr_t)core->config.mover_name;
+    request.mover = (char *)(uintptr_t)(recv->op.mapped ? KVF_MAPPED : core->config.mover_name);
     request.n_grants = n_grants;
     request.grants = grants;
     request.more = more;
     request.pull = recv->pull;
+    request.no_digests = !core->agent.digests;
     kvf_peer_tell(recv->op.peer, KVF_FRAME_RECV_REQUEST, &request.base);
 }
 
@@ -292,6 +293,27 @@ static void add_grant(kvf_recv_op_t *recv, grant_part_t *part, uint32_t group_id
     grant->n_generations = grant->n_slots;
 }
 
+/* @return Whether it is settled what moves the bytes. */
+static bool choose_mover(kvf_recv_op_t *recv) {
+    kvf_peer_t *peer = recv->op.peer;
+    if (recv->wanted_pages > 0) {
+        kvf_peer_map(peer);
+    }
+    if (peer->map == KVF_MAP_PENDING && recv->wanted_pages > 0) {
+        return false; /* kvf_core_mapped() goes on */
+    }
+    recv->op.mapped = peer->map == KVF_MAP_READY && recv->wanted_pages > 0;
+    if (!recv->op.mapped && recv->wanted_pages > 0 &&
+        strcmp(recv->op.core->agent.mover, KVF_MAPPED) == 0) {
+        kvf_recv_end(recv, KVF_ERR_INCOMPATIBLE,
+                     "the context node's pools cannot be mapped, and mover is mapped; are both on "
+                     "this machine, with pools of shared memory?",
+                     true);
+        return false;
+    }
+    return true;
+}
+
 void kvf_recv_on_peer_up(kvf_op_t *op) {
     kvf_recv_op_t *recv = kvf_recv_of(op);
     kvf_core_t *core = op->core;
@@ -306,7 +328,7 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
         kvf_peer_tell_abort(op->peer, &id, op->status, op->detail.text);
     }
-    if (op->ended || recv->requested) {
+    if (op->ended || recv->requested || !choose_mover(recv)) {
         return;
     }
     grant_part_t *part = kvf_alloc(core->alloc, sizeof(*part));
@@ -350,6 +372,9 @@ bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
                        const char *message) {
     kvf_recv_op_t *recv = kvf_recv_find(peer->core, transfer);
     char text[KVF_DETAIL_BYTES];
+    if (recv == NULL || (recv->op.ended && recv->n_jobs == 0 && recv->op.peer == peer)) {
+        kvf_recv_tell_drained(peer, transfer); /* said before, perhaps to nobody */
+    }
     if (recv == NULL || recv->op.peer != peer) {
         return false;
     }

@@ -8,7 +8,7 @@
 
 bool kvf_recv_quiet(const kvf_op_t *op) {
     const kvf_recv_op_t *recv = (const kvf_recv_op_t *)op;
-    return !recv->verifying && !recv->granted && !op->doubted && !recv->farewell;
+    return recv->n_jobs == 0 && !recv->granted && !op->doubted && !recv->farewell;
 }
 
 void kvf_recv_destroy(kvf_op_t *op) {
@@ -45,6 +45,7 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
         {!recv->requested, "the peer was never told of the grants"},
         {recv->op.status == KVF_OK, "everything has arrived"},
         {recv->drained, "the peer's last access has completed"},
+        {recv->op.mapped, "our own last copy has been made"},
         {recv->op.core->config.mover_checked, "our own handler refuses what comes now"},
         {KVF_MUTANT(free_at_cancel), "none"},
     };
@@ -56,8 +57,18 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
     return NULL;
 }
 
+void kvf_recv_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
+    Kvf__Wire__Drained drained;
+    Kvf__Wire__TransferId id;
+    kvf__wire__drained__init(&drained);
+    kvf_transfer_id_write(transfer, &id);
+    drained.transfer = &id;
+    kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
+}
+
 void kvf_recv_settle(kvf_recv_op_t *recv) {
-    if (recv->verifying || !recv->op.ended) {
+    bool copying = recv->n_jobs > 0 && !(recv->op.mapped && KVF_MUTANT(free_while_copying));
+    if (copying || !recv->op.ended) {
         return;
     }
     const char *proof = find_proof(recv);
@@ -69,6 +80,10 @@ void kvf_recv_settle(kvf_recv_op_t *recv) {
         recv->granted = false;
         kvf_recv_for_pages(recv, kvf_pages_write_end);
         kvf_op_release(&recv->op);
+        if (recv->op.mapped && recv->requested && recv->op.status != KVF_OK) {
+            kvf_transfer_id_t id = kvf_recv_transfer(recv);
+            kvf_recv_tell_drained(recv->op.peer, &id);
+        }
     } else if (proof == NULL && recv->granted) {
         recv->granted = false;
         kvf_recv_for_pages(recv, kvf_pages_doubt_write);

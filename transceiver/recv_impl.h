@@ -35,8 +35,12 @@ typedef struct recv_commit {
     uint32_t entry_idx;
     uint32_t layer_first_idx;
     uint32_t layer_end_idx;
+    int32_t source_slot; /* if the bytes are still to be copied */
     uint64_t digest;
 } recv_commit_t;
+
+/* Jobs that the driver may have at once, so that its threads have enough to do. */
+#define RECV_JOBS 4
 
 typedef struct kvf_recv_op {
     kvf_op_t op;
@@ -56,11 +60,11 @@ typedef struct kvf_recv_op {
     bool farewell;  /* ended before it was requested; the peer is still to be told */
     bool drained;   /* the peer says that its last access has completed */
 
-    recv_commit_t *commits; /* queue: [first, end) */
+    recv_commit_t *commits; /* queue: [first, end) is not in a job yet */
     size_t commits_first, commits_end, commits_room;
-    kvf_verify_t job;
-    bool verifying;        /* the driver has the job */
-    uint64_t wanted_bytes; /* granted */
+    kvf_verify_t jobs[RECV_JOBS]; /* one without items is free */
+    uint32_t n_jobs;              /* that the driver has */
+    uint64_t wanted_bytes;        /* granted */
     uint64_t wanted_pages;
     uint64_t claimed_bytes; /* that commits named */
     uint64_t sealed_bytes;
@@ -95,6 +99,8 @@ void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int3
 void kvf_recv_pace(kvf_recv_op_t *recv);
 /** @return Whether all that commits have named was asked for. */
 bool kvf_recv_asked_for(const kvf_recv_op_t *recv);
+/** Tell the sender that its pages are not read by us any more. */
+void kvf_recv_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 /** Give it its result, tell the peer if `tell`, and return the pages as soon as that is safe. */
 void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell);
 /** After the result: give the pages back, with proof that nothing writes to them any more, or put

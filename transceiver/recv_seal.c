@@ -126,7 +126,7 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     Kvf__Wire__TransferId wire;
     kvf_transfer_id_t id = kvf_recv_transfer(recv);
     if (recv->op.ended || recv->final == NULL ||
-        ((recv->verifying || recv->commits_first != recv->commits_end) &&
+        ((recv->n_jobs > 0 || recv->commits_first != recv->commits_end) &&
          !KVF_MUTANT(done_without_verify))) {
         return;
     }
@@ -147,18 +147,16 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     kvf_recv_end(recv, KVF_OK, "", false);
 }
 
-/* Hand committed ranges whose bytes are there to the driver, oldest first, one job at a time. */
-static void verify_next(kvf_recv_op_t *recv) {
+/* Fill a job from the front of the queue, as far as the bytes are there. @return false: nothing. */
+static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
     kvf_core_t *core = recv->op.core;
-    kvf_verify_t *job = &recv->job;
-    uint64_t bytes = 0;
-    if (recv->verifying || recv->op.ended) {
-        return;
-    }
-    *job = (kvf_verify_t){.recv_id = recv->op.id};
-    for (size_t i = recv->commits_first;
-         i < recv->commits_end && job->n_items < KVF_VERIFY_ITEMS && bytes < VERIFY_BYTES; i++) {
-        const recv_commit_t *commit = &recv->commits[i];
+    *job = (kvf_verify_t){.recv_id = recv->op.id,
+                          .peer = recv->op.mapped ? recv->op.peer->number : 0,
+                          .digests = core->agent.digests,
+                          .first = recv->commits_first};
+    while (recv->commits_first < recv->commits_end && job->n_items < KVF_VERIFY_ITEMS &&
+           job->bytes < VERIFY_BYTES) {
+        const recv_commit_t *commit = &recv->commits[recv->commits_first];
         const recv_group_t *group = &recv->groups[commit->group_idx];
         uint64_t layer_bytes = kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
         uint64_t offset = commit->layer_first_idx * layer_bytes,
@@ -170,12 +168,27 @@ static void verify_next(kvf_recv_op_t *recv) {
         job->items[job->n_items++] =
             (kvf_verify_item_t){.group_idx = commit->group_idx,
                                 .slot = group->entries[commit->entry_idx].slot,
+                                .source_slot = commit->source_slot,
                                 .offset = offset,
                                 .bytes = end - offset};
-        bytes += end - offset;
+        job->bytes += end - offset;
+        recv->commits_first++;
     }
-    if (job->n_items > 0) {
-        recv->verifying = true;
+    return job->n_items > 0;
+}
+
+/* Hand committed ranges whose bytes are there to the driver, oldest first, some jobs at a time. */
+static void verify_next(kvf_recv_op_t *recv) {
+    kvf_core_t *core = recv->op.core;
+    for (size_t i = 0; i < RECV_JOBS && !recv->op.ended; i++) {
+        kvf_verify_t *job = &recv->jobs[i];
+        if (job->n_items > 0) {
+            continue;
+        }
+        if (!fill_job(recv, job)) {
+            break;
+        }
+        recv->n_jobs++;
         core->n_verifying++;
         core->out.verify(core->out.ctx, job);
     }
@@ -216,10 +229,10 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
     HASH_FIND(hh, core->ops, &job->recv_id, sizeof(job->recv_id), op);
     kvf_recv_op_t *recv = kvf_recv_of(op); /* lives: a receive with a job out is not destroyed */
     core->n_verifying--;
-    recv->verifying = false;
+    recv->n_jobs--;
     for (uint32_t i = 0; i < job->n_items && !recv->op.ended; i++) {
-        const recv_commit_t *commit = &recv->commits[recv->commits_first++];
-        if (job->items[i].digest != commit->digest && !KVF_MUTANT(skip_digest)) {
+        const recv_commit_t *commit = &recv->commits[job->first + i];
+        if (job->digests && job->items[i].digest != commit->digest && !KVF_MUTANT(skip_digest)) {
             const kvf_layer_group_t *shape = &core->layout.groups[commit->group_idx];
             char text[KVF_DETAIL_BYTES];
             core->counters.digest_mismatches++;
@@ -232,8 +245,10 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
             kvf_recv_end(recv, KVF_ERR_DIGEST_MISMATCH, text, true);
             break;
         }
+        core->counters.bytes_received += recv->op.mapped ? job->items[i].bytes : 0;
         seal(recv, commit);
     }
+    job->n_items = 0;
     if (recv->op.ended) {
         kvf_recv_settle(recv);
         kvf_op_reap(&recv->op);
@@ -254,6 +269,12 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
         range->layer_end_idx > core->layout.groups[range->group_idx].n_layers) {
         return kvf_fail(detail, KVF_ERR_PROTOCOL,
                         "a commit of layers that the model does not have");
+    }
+    if (range->n_slots != (recv->op.mapped ? range->n_ordinals : 0) ||
+        range->n_digests != (core->agent.digests ? range->n_ordinals : 0)) {
+        return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                        "a commit with %zu digests and %zu slots for %zu blocks", range->n_digests,
+                        range->n_slots, range->n_ordinals);
     }
     recv_group_t *group = &recv->groups[range->group_idx];
     const kvf_layer_group_t *shape = &core->layout.groups[range->group_idx];
@@ -277,6 +298,13 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
                             "group %s: ordinal %" PRIu64 " was committed but not granted",
                             shape->name, range->ordinals[i]);
         }
+        if (recv->op.mapped && range->slots[i] >= recv->op.peer->n_pages[range->group_idx]) {
+            return kvf_fail(detail, KVF_ERR_PROTOCOL,
+                            "group %s: ordinal %" PRIu64 " is said to be in slot %" PRIu32
+                            " of %" PRId64,
+                            shape->name, range->ordinals[i], range->slots[i],
+                            recv->op.peer->n_pages[range->group_idx]);
+        }
         size_t entry_idx = (size_t)(entry - group->entries);
         uint64_t *claimed = group->claimed + entry_idx * group->words;
         if (!bits_all(claimed, first, end, false)) {
@@ -286,14 +314,18 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
         }
         bits_set(claimed, first, end);
         recv->claimed_bytes += (end - first) * group->granule_bytes;
-        if (!core->config.mover_checked || KVF_MUTANT(accept_handover)) {
-            /* One-sided: nobody here saw the bytes come; the sender's proof of completion stands
-             * behind its commit. */
+        if (recv->op.mapped || !core->config.mover_checked || KVF_MUTANT(accept_handover)) {
+            /* They are fetched later; or, one-sided: nobody here saw the bytes come, and the
+             * sender's proof of completion stands behind its commit. */
             bits_set(group->landed + entry_idx * group->words, first, end);
         }
         recv->commits[recv->commits_end++] =
-            (recv_commit_t){range->group_idx, (uint32_t)entry_idx, range->layer_first_idx,
-                            range->layer_end_idx, range->digests[i]};
+            (recv_commit_t){.group_idx = range->group_idx,
+                            .entry_idx = (uint32_t)entry_idx,
+                            .layer_first_idx = range->layer_first_idx,
+                            .layer_end_idx = range->layer_end_idx,
+                            .source_slot = recv->op.mapped ? (int32_t)range->slots[i] : -1,
+                            .digest = core->agent.digests ? range->digests[i] : 0};
     }
     return KVF_OK;
 }

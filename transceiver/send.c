@@ -17,26 +17,35 @@ void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
     kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
 }
 
+/* Whether nothing reads the pages any more: this agent does not, and a receiver that copies from
+ * them itself was not told where they are, or has made its last copy, or has lost its mapping. */
+static bool is_drained(const kvf_send_op_t *send) {
+    bool told = send->op.mapped && send->op.bytes > 0;
+    return (send->n_posted == 0 || KVF_MUTANT(free_under_read)) &&
+           (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
+}
+
 void kvf_send_finish_off(kvf_send_op_t *send) {
     if (!send->offered) {
         return;
     }
-    if (send->n_posted > 0 && !KVF_MUTANT(free_under_read)) {
+    if (!is_drained(send)) {
         if (!send->op.doubted) {
             kvf_send_for_pages(send, kvf_pages_doubt_read);
             kvf_op_doubt(&send->op);
         }
         return;
     }
-    /* The proof: every operation of ours has completed. */
     send->offered = false;
     if (send->op.doubted) {
         kvf_send_for_pages(send, kvf_pages_settle);
-        kvf_op_settled(&send->op, "our last window has completed");
+        kvf_op_settled(&send->op, send->op.mapped ? "the receiver's last copy has been made"
+                                                  : "our last window has completed");
     } else {
         kvf_send_for_pages(send, kvf_pages_read_end);
     }
-    if (send->claimed && send->op.status != KVF_OK && send->op.peer != NULL && !send->unproven) {
+    if (send->claimed && !send->op.mapped && send->op.status != KVF_OK && send->op.peer != NULL &&
+        !send->unproven) {
         kvf_send_tell_drained(send->op.peer, &send->transfer);
     }
     kvf_op_release(&send->op);
@@ -63,7 +72,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 }
 
 bool kvf_send_quiet(const kvf_op_t *op) {
-    return ((const kvf_send_op_t *)op)->n_posted == 0;
+    return ((const kvf_send_op_t *)op)->n_posted == 0 && !op->doubted;
 }
 
 void kvf_send_destroy(kvf_op_t *op) {
@@ -103,7 +112,8 @@ void kvf_send_rearm_op(kvf_op_t *op) {
     }
 }
 
-/* Its windows do not complete: say so. The pages stay out of use until they do. */
+/* Its windows do not complete, or its receiver does not say that it reads no more. The pages stay
+ * out of use until then. */
 static void poison(kvf_send_op_t *send) {
     const kvf_core_t *core = send->op.core;
     size_t n = 0;

@@ -38,6 +38,8 @@ typedef struct kvf_send_op {
     bool planned; /* the request is complete and paired */
     bool final_sent;
     bool unproven; /* a window failed: what had left of it may still arrive */
+    bool drained;  /* the receiver says that it reads our pages no more */
+    bool digests;  /* the receiver wants them */
     kvf_transfer_id_t transfer;
     uint64_t grant_key;
     uint64_t claimed_us;

@@ -99,12 +99,14 @@ void kvf_send_wake(kvf_send_op_t *send) {
 static void commit_window(kvf_send_op_t *send, const kvf_window_t *window) {
     Kvf__Wire__CommitRange ranges[WINDOW_PIECES], *list[WINDOW_PIECES];
     uint64_t ordinals[WINDOW_PIECES], generations[WINDOW_PIECES], digests[WINDOW_PIECES];
+    uint32_t slots[WINDOW_PIECES];
     size_t n_ranges = 0;
     for (uint32_t i = 0; i < window->n_pieces; i++) {
         const kvf_piece_t *piece = &window->pieces[i], *before = i > 0 ? piece - 1 : NULL;
         ordinals[i] = (uint64_t)piece->ordinal;
         generations[i] = piece->generation;
         digests[i] = piece->digest;
+        slots[i] = (uint32_t)piece->source_slot;
         if (before == NULL || before->group_idx != piece->group_idx ||
             before->offset != piece->offset || before->bytes != piece->bytes) {
             uint64_t layer_bytes =
@@ -117,11 +119,13 @@ static void commit_window(kvf_send_op_t *send, const kvf_window_t *window) {
             range->ordinals = &ordinals[i];
             range->generations = &generations[i];
             range->digests = &digests[i];
+            range->slots = &slots[i];
             list[n_ranges++] = range;
         }
         ranges[n_ranges - 1].n_ordinals++;
         ranges[n_ranges - 1].n_generations++;
-        ranges[n_ranges - 1].n_digests++;
+        ranges[n_ranges - 1].n_digests += send->digests;
+        ranges[n_ranges - 1].n_slots += send->op.mapped;
     }
     send_final_if_complete(send, list, n_ranges);
 }
@@ -169,6 +173,16 @@ static kvf_window_t *take_window(kvf_core_t *core) {
     return &box->window;
 }
 
+/* Have it carried; or, if the receiver fetches it itself, have what it needs to know made. */
+static kvf_status_t post(const kvf_send_op_t *send, kvf_window_t *window) {
+    const kvf_core_t *core = send->op.core;
+    if (send->op.mapped) {
+        core->out.digest(core->out.ctx, window);
+        return KVF_OK;
+    }
+    return core->out.post(core->out.ctx, window);
+}
+
 kvf_status_t kvf_send_pump(kvf_op_t *op) {
     kvf_send_op_t *send = kvf_send_of(op);
     kvf_core_t *core = op->core;
@@ -190,6 +204,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
                              .grant_key = send->grant_key,
                              .peer = peer->number,
                              .pieces = window->pieces,
+                             .digests = send->digests,
                              .owner = (uint64_t)(uintptr_t)send};
     while (part_idx < send->n_parts && window->n_pieces < WINDOW_PIECES &&
            window->bytes < (uint64_t)op->deficit) {
@@ -204,11 +219,12 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
             break;
         }
         cursor = next;
+        piece.source_slot = source;
         piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
         window->pieces[window->n_pieces++] = piece;
         window->bytes += piece.bytes;
     }
-    kvf_status_t status = window->n_pieces == 0 ? KVF_OK : core->out.post(core->out.ctx, window);
+    kvf_status_t status = window->n_pieces == 0 ? KVF_OK : post(send, window);
     if (status != KVF_OK || window->n_pieces == 0) {
         window->priv = core->free_windows;
         core->free_windows = window;

@@ -83,6 +83,8 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     send->transfer = *transfer;
     send->grant_key = request->grant_key;
     send->pull = request->pull;
+    send->digests = !request->no_digests;
+    send->op.mapped = strcmp(request->mover, KVF_MAPPED) == 0;
     kvf_peer_attach(peer, &send->op);
     uint64_t timeout_us =
         request->timeout_us < MAX_TIMEOUT_US ? request->timeout_us : MAX_TIMEOUT_US;
@@ -97,6 +99,10 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
         send->own_deadline_us = KVF_NEVER; /* the lease */
     }
     kvf_send_arm(send);
+    if (send->op.mapped && peer->n_lent == 0) {
+        send->op.mapped = false;
+        return kvf_fail(detail, KVF_ERR_PROTOCOL, "the receiver has not mapped these pools");
+    }
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &core->layout.groups[g];
         kvf_status_t status = kvf_wanted_init(
@@ -147,7 +153,7 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
     if (status == KVF_OK) {
         status = kvf_plan_close(&send->plan, request->skip_holes, &detail);
     }
-    if (status == KVF_OK && send->plan.n_pages > 0) {
+    if (status == KVF_OK && send->plan.n_pages > 0 && !send->op.mapped) {
         status = kvf_peer_connect_mover(peer, &detail);
     }
     if (status != KVF_OK) {
@@ -230,6 +236,31 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
     status = kvf_peer_status(status);
     kvf_send_end(send, status, text, false);
     return true;
+}
+
+void kvf_send_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
+    kvf_send_op_t *send = find_transfer(peer, transfer);
+    if (send != NULL) {
+        send->drained = !KVF_MUTANT(ignore_drained);
+        if (send->op.ended) {
+            kvf_send_finish_off(send);
+            kvf_op_reap(&send->op);
+        }
+    }
+}
+
+void kvf_send_on_returned(kvf_op_t *op) {
+    kvf_send_of(op)->drained |= op->mapped;
+    if (op->ended) {
+        kvf_send_finish_off(kvf_send_of(op));
+        kvf_op_reap(op);
+    }
+}
+
+void kvf_send_on_peer_up(kvf_op_t *op) {
+    if (op->mapped && op->doubted) {
+        kvf_peer_tell_abort(op->peer, &kvf_send_of(op)->transfer, op->status, op->detail.text);
+    }
 }
 
 void kvf_send_on_peer(kvf_op_t *op, kvf_status_t status, const char *why) {

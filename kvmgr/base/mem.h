@@ -15,7 +15,7 @@
 
 typedef enum kvf_mem_type {
     KVF_MEM_HOST, /**< anonymous pages of this process */
-    KVF_MEM_SHM,  /**< shared memory made through UCX, which a peer on this machine may map */
+    KVF_MEM_SHM,  /**< shared memory (a memfd), which a peer on this machine may map */
     KVF_MEM_CUDA, /**< device memory */
     KVF_MEM_FAKE  /**< tests: an address range without memory behind most of it */
 } kvf_mem_type_t;

@@ -17,6 +17,8 @@
     X(drain_too_early, "drained is said while windows are still posted")                           \
     X(failure_is_proof, "a window that failed is taken for one that has arrived")                  \
     X(free_under_read, "a send gives its pages back while windows are still posted")               \
+    X(free_under_copy, "a send gives its pages back while its receiver copies from them")          \
+    X(free_while_copying, "a receive gives its pages back while it copies into them")              \
     X(skip_grant_key, "whoever knows a transfer's number may write to it")                         \
     X(skip_generation_check, "a chunk's slot and generation are not compared with the grant")      \
     X(chunk_twice, "bytes may come a second time")                                                 \

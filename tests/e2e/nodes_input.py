@@ -64,7 +64,7 @@ class ConfigTest(ClusterTest):
                 self.assertIn("bad.yaml", self.refuse("decode", config=self.write(text)))
 
     def test_settings_of_later_versions_are_refused_by_name(self):
-        for setting in ("pool.memory=cuda", "mover.kind=mapped", "mover.kind=nccl"):
+        for setting in ("pool.memory=cuda", "mover.kind=cuda", "mover.kind=nccl"):
             with self.subTest(setting):
                 error = self.refuse("decode", "--set", setting)
                 self.assertIn("unsupported", error)
@@ -135,8 +135,10 @@ class ConfigTest(ClusterTest):
                 self.assertIn("pool.bytes: %d " % (machine + 1), error)
 
     def test_memory_that_cannot_be_had(self):
-        error = self.refuse("decode", "--set", "pool.memory=shm", "--set", "ucx.tls=tcp")
-        self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: unsupported: pool.memory: .* host")
+        error = self.refuse("decode", "--set", "pool.memory=shm", "--set", "pool.bytes=1000TiB")
+        self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: .*bytes of shared memory: .*ask for less")
+        error = self.refuse("decode", "--set", "pool.memory=host", "--set", "mover.kind=mapped")
+        self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: unsupported: .*mapped needs pools of kind shm")
         error = self.refuse("decode", "--set", "ucx.tls=cma")  # it carries no messages
         self.assertRegex(error.splitlines()[-1], r"\Akvferry decode: .*: ucx.tls, ucx.devices: .*\"cma\"")
 

@@ -141,8 +141,8 @@ static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
 
 static void do_verify(void *ctx, kvf_verify_t *job) {
     node_t *node = ctx;
-    job->next = node->jobs;
-    node->jobs = job;
+    job->job.next = node->jobs;
+    node->jobs = &job->job;
 }
 
 static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
@@ -236,8 +236,8 @@ static bool step_node(node_t *node) {
     kvf_core_set_time(node->core, node_now(node));
     any |= node->mover->ops->progress(node->mover) > 0;
     while (node->jobs != NULL) {
-        kvf_verify_t *job = node->jobs;
-        node->jobs = job->next;
+        kvf_verify_t *job = (kvf_verify_t *)node->jobs;
+        node->jobs = job->job.next;
         for (uint32_t i = 0; i < job->n_items; i++) {
             kvf_verify_item_t *item = &job->items[i];
             item->digest = kvf_digest(node_page(node, item->group_idx, item->slot) + item->offset,
@@ -373,8 +373,15 @@ static void node_start(node_t *node) {
         .alloc = &node->alloc.table,
         .rand = {fill_random, cluster},
         .log = &node->log,
-        .out = {do_dial, do_write, do_close, do_connect, do_disconnect, do_post, do_page, do_verify,
-                node},
+        .out = {.dial = do_dial,
+                .write = do_write,
+                .close = do_close,
+                .mover_connect = do_connect,
+                .mover_disconnect = do_disconnect,
+                .post = do_post,
+                .page = do_page,
+                .verify = do_verify,
+                .ctx = node},
         .mover_name = "sim",
         .mover_checked = !cluster->options.one_sided,
     };

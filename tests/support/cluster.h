@@ -30,9 +30,9 @@ typedef struct node {
     int64_t n_pages;
     uint64_t ahead_us; /**< its clock is ahead of the cluster's; set it while nothing runs */
     char address[KVF_ADDRESS_BYTES];
-    bool dead;    /**< killed: nothing is delivered to it, its connections are closed */
-    bool stopped; /**< frozen: nothing is delivered to it, its connections stay */
-    kvf_verify_t *jobs;
+    bool dead;       /**< killed: nothing is delivered to it, its connections are closed */
+    bool stopped;    /**< frozen: nothing is delivered to it, its connections stay */
+    kvf_job_t *jobs; /**< of kvf_verify_t */
     kvf_log_t log;
     int warnings;       /**< and errors, lines of the log */
     char warning[1024]; /**< the last one */

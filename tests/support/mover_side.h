@@ -137,7 +137,8 @@ static inline kvf_piece_t piece_at(const uint8_t *source, uint64_t from, uint64_
 }
 
 static inline kvf_window_t window_of(kvf_piece_t *pieces, uint32_t n) {
-    kvf_window_t window = {.peer = 1, .pieces = pieces, .n_pieces = n, .owner = 99};
+    kvf_window_t window = {
+        .peer = 1, .digests = true, .pieces = pieces, .n_pieces = n, .owner = 99};
     window.transfer.counter = 42;
     window.grant_key = 4711;
     for (uint32_t i = 0; i < n; i++) {

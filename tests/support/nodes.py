@@ -23,6 +23,9 @@ PATIENCE_S = 60.0
 # By how much a sanitizer stretches the times that the contracts promise.
 SLOWNESS = float(os.environ.get("KVFERRY_SLOWNESS", "1"))
 
+# host: UCX carries; shm: the pools are mapped.
+MEMORY = os.environ.get("KVF_TEST_MEMORY", "host")
+
 CONFIG = """\
 http:
   listen: 127.0.0.1:0
@@ -31,9 +34,9 @@ control:
   key_file: cluster.key
 model: {preset: gemma-3-270m, tokens_per_block: 32}
 pool:
-  memory: host
+  memory: %s
   bytes: 64MiB
-"""
+""" % MEMORY
 
 
 class Reply:

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/mem/mem.h"
-#include "transceiver/mover/ucx.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -8,24 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ipc.h>
 #include <sys/mman.h>
-#include <sys/shm.h>
-#include <sys/statvfs.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
-
-static kvf_ucx_t *open_ucx(const char *tls) {
-    const kvf_ucx_config_t config = {tls, "auto", "127.0.0.1"};
-    kvf_ucx_t *ucx = NULL;
-    kvf_detail_t detail = {""};
-    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), NULL, &ucx, &detail), KVF_OK, "%s",
-                 detail.text);
-    return ucx;
-}
 
 /* A field of the smaps entry that holds an address; VmFlags as one string. */
 static void smaps_of(const void *address, const char *field, char *out, size_t cap) {
@@ -103,16 +91,6 @@ Test(mem, host_refuses_what_does_not_fit) {
     }
 }
 
-/* Open a context whose shared memory comes from one transport. */
-static kvf_ucx_t *open_shm(kvf_mem_kind_t *kind, const char *tls) {
-    kvf_ucx_t *ucx = open_ucx(tls);
-    kvf_mem_shm_init(kind, ucx);
-    cr_assert_str_eq(kind->name, "shm");
-    cr_assert_eq(kind->type, KVF_MEM_SHM);
-    cr_assert(kind->host_access);
-    return ucx;
-}
-
 static void check_shared(const kvf_mem_t *mem) {
     char flags[256];
     smaps_of(mem->base, "VmFlags:", flags, sizeof(flags));
@@ -121,96 +99,77 @@ static void check_shared(const kvf_mem_t *mem) {
     cr_assert_not_null(strstr(flags, " dc"), "not MADV_DONTFORK: %s", flags);
 }
 
-Test(mem, shm_files_are_zero_and_there_at_once) {
-    kvf_mem_kind_t kind;
-    kvf_ucx_t *ucx = open_shm(&kind, "posix,tcp,self");
-    kvf_mem_t mem = {0};
-    kvf_detail_t detail = {""};
-    cr_assert_eq(kind.alloc(&kind, 32 * MIB, &mem, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(mem.bytes, 32 * MIB);
-    check_zero_and_writable(&mem);
-    check_shared(&mem);
-    /* All of it is there already: a full /dev/shm cannot turn a later access into SIGBUS. */
-    cr_assert_geq(resident_kib(mem.base), 32768);
-    kind.free(&mem);
-    cr_assert_null(mem.base);
-    kind.free(&mem);
-    kvf_ucx_destroy(ucx);
-}
-
-Test(mem, shm_segments_are_zero_sparse_and_for_this_user_only) {
-    kvf_mem_kind_t kind;
-    kvf_ucx_t *ucx = open_shm(&kind, "auto");
+Test(mem, shm_is_zero_sparse_and_shared) {
+    const kvf_mem_kind_t *kind = kvf_mem_shm();
     kvf_mem_t mem = {0}, small = {0};
     kvf_detail_t detail = {""};
-    struct shmid_ds segment;
-    struct shm_info info;
-    uint32_t found = 0;
-    cr_assert_eq(kind.alloc(&kind, 6 * GIB, &mem, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_str_eq(kind->name, "shm");
+    cr_assert_eq(kind->type, KVF_MEM_SHM);
+    cr_assert(kind->host_access);
+    cr_assert_eq(kind->alloc(kind, 6 * GIB, &mem, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(mem.bytes, 6 * GIB);
     check_shared(&mem);
     mem.base[0] = 1;
     mem.base[6 * GIB - 1] = 1;
     cr_assert_leq(resident_kib(mem.base), 4096);
-    const int last = shmctl(0, SHM_INFO, (struct shmid_ds *)&info);
-    for (int i = 0; i <= last; i++) {
-        if (shmctl(i, SHM_STAT, &segment) >= 0 && segment.shm_cpid == getpid() &&
-            segment.shm_segsz == 6 * GIB) {
-            cr_assert_eq(segment.shm_perm.mode & 0777, 0600);
-            cr_assert_eq(segment.shm_perm.mode & SHM_DEST, SHM_DEST, "would outlive the process");
-            found++;
-        }
-    }
-    cr_assert_eq(found, 1);
-    kind.free(&mem);
-    cr_assert_eq(kind.alloc(&kind, 3 * MIB + 5, &small, NULL), KVF_OK);
+    kind->free(&mem);
+    cr_assert_null(mem.base);
+    kind->free(&mem);
+    cr_assert_eq(kind->alloc(kind, 3 * MIB + 5, &small, NULL), KVF_OK);
     cr_assert_eq(small.bytes, 3 * MIB + 5);
     check_zero_and_writable(&small);
-    kind.free(&small);
-    kvf_ucx_destroy(ucx);
+    kind->free(&small);
 }
 
-Test(mem, shm_that_does_not_fit_is_refused_without_filling_anything) {
-    static const char *const tls[] = {"posix,tcp,self", "auto"};
-    for (size_t i = 0; i < 2; i++) {
-        struct statvfs before;
-        kvf_mem_kind_t kind;
-        kvf_ucx_t *ucx = open_shm(&kind, tls[i]);
+/* Who is given the descriptor can read, and neither write nor change the length. */
+Test(mem, shm_is_sealed) {
+    const kvf_mem_kind_t *kind = kvf_mem_shm();
+    kvf_mem_t mem = {0}, host = {0};
+    cr_assert_eq(kind->alloc(kind, MIB, &mem, NULL), KVF_OK);
+    cr_assert_eq(kvf_mem_host()->alloc(kvf_mem_host(), MIB, &host, NULL), KVF_OK);
+    cr_assert_eq(kvf_mem_shm_fd(&host), -1);
+    int fd = kvf_mem_shm_fd(&mem);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    cr_assert_lt(ftruncate(fd, MIB / 2), 0, "shorter");
+    cr_assert_lt(ftruncate(fd, 2 * MIB), 0, "longer");
+    cr_assert_eq(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    const uint8_t *view = mmap(NULL, MIB, PROT_READ, MAP_SHARED, fd, 0);
+    cr_assert_neq(view, MAP_FAILED);
+    mem.base[MIB - 1] = 77;
+    cr_assert_eq(view[MIB - 1], 77);
+    kind->free(&mem);
+    cr_assert_eq(view[MIB - 1], 77, "what is mapped stays");
+    cr_assert_eq(munmap((void *)(uintptr_t)view, MIB), 0);
+    kvf_mem_host()->free(&host);
+}
+
+Test(mem, shm_that_does_not_fit_is_refused) {
+    const kvf_mem_kind_t *kind = kvf_mem_shm();
+    const uint64_t sizes[] = {0, UINT64_C(1) << 50, UINT64_MAX};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         kvf_mem_t mem = {0};
         kvf_detail_t detail = {""};
-        cr_assert_eq(statvfs("/dev/shm", &before), 0);
-        uint64_t bytes = (uint64_t)before.f_blocks * before.f_frsize + 1;
-        cr_assert_eq(kind.alloc(&kind, i == 0 ? bytes : UINT64_C(1) << 50, &mem, &detail),
-                     KVF_ERR_NO_MEMORY);
+        char number[32];
+        cr_assert_eq(kind->alloc(kind, sizes[i], &mem, &detail), KVF_ERR_NO_MEMORY);
         cr_assert_null(mem.base);
-        cr_assert_not_null(strstr(detail.text, "/dev/shm"), "%s", detail.text);
-        cr_assert_not_null(strstr(detail.text, "--shm-size"), "%s", detail.text);
-        kvf_ucx_destroy(ucx);
+        (void)snprintf(number, sizeof(number), "%" PRIu64 " bytes", sizes[i]);
+        cr_assert_not_null(strstr(detail.text, number), "%s", detail.text);
     }
 }
 
-/* UCX falls back to private memory when its shared memory fails: that must not pass for shared
- * memory. */
-Test(mem, shm_that_ucx_cannot_share_is_refused) {
-    char dir[] = "/dev/shm/kvferry-test-XXXXXX";
-    kvf_mem_kind_t kind;
+Test(mem, shm_without_descriptors_is_refused) {
+    const kvf_mem_kind_t *kind = kvf_mem_shm();
     kvf_mem_t mem = {0};
     kvf_detail_t detail = {""};
-    cr_assert_not_null(mkdtemp(dir));
-    cr_assert_eq(setenv("UCX_POSIX_DIR", dir, 1), 0);
-    kvf_ucx_t *ucx = open_shm(&kind, "posix,tcp,self");
-    cr_assert_eq(rmdir(dir), 0);
-    cr_assert_eq(kind.alloc(&kind, MIB, &mem, &detail), KVF_ERR_NO_MEMORY);
+    struct rlimit limit, none;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    kvf_status_t status = kind->alloc(kind, MIB, &mem, &detail);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(status, KVF_ERR_NO_MEMORY);
     cr_assert_null(mem.base);
-    cr_assert_not_null(strstr(detail.text, "1048576"), "%s", detail.text);
-    kvf_ucx_destroy(ucx);
-}
-
-Test(mem, shm_needs_a_transport_that_makes_it) {
-    kvf_mem_kind_t kind;
-    kvf_ucx_t *ucx = open_shm(&kind, "tcp,self");
-    kvf_mem_t mem = {0};
-    kvf_detail_t detail = {""};
-    cr_assert_eq(kind.alloc(&kind, MIB, &mem, &detail), KVF_ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(detail.text, "posix"), "%s", detail.text);
-    kvf_ucx_destroy(ucx);
+    cr_assert_not_null(strstr(detail.text, "ulimit -n"), "%s", detail.text);
 }

@@ -58,7 +58,7 @@ static void open_stack(void) {
     memset(landed_ordinal, 0xff, sizeof(landed_ordinal));
     for (uint32_t i = 0; i < N_PIECES; i++) {
         memset(source[i], (int)(0x20 * (i + 1)), SLOT_BYTES);
-        pieces[i] = (kvf_piece_t){source[i], SLOT_BYTES, 0, 10 + i, 1, 0, (int32_t)i, 0};
+        pieces[i] = (kvf_piece_t){source[i], SLOT_BYTES, 0, 10 + i, 1, 0, (int32_t)i, 0, 0};
     }
     window = (kvf_window_t){.peer = PEER, .pieces = pieces, .n_pieces = N_PIECES, .owner = 5};
     cr_assert_eq(kvf_sim_net_create(&config, kvf_alloc_default(), &net), KVF_OK);

@@ -100,8 +100,8 @@ static void make_window(void) {
     for (size_t i = 0; i < sizeof(source); i++) {
         source[i] = (uint8_t)(i + 1);
     }
-    pieces[0] = (kvf_piece_t){source, 40, 5, 11, 9, 3, 1, 0};
-    pieces[1] = (kvf_piece_t){source + 40, 1, 63, 12, 9, 3, 2, 0};
+    pieces[0] = (kvf_piece_t){source, 40, 5, 11, 9, 3, 1, 0, 0};
+    pieces[1] = (kvf_piece_t){source + 40, 1, 63, 12, 9, 3, 2, 0, 0};
     window =
         (kvf_window_t){.grant_key = 4711, .peer = 77, .pieces = pieces, .n_pieces = 2, .bytes = 41};
 }

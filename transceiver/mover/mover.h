@@ -15,6 +15,7 @@
 #include "kvmgr/base/alloc.h"
 #include "kvmgr/base/log.h"
 #include "proto/chunk.h"
+#include "transceiver/mover/crew.h"
 
 /** One copy: consecutive bytes of one page. */
 typedef struct kvf_piece {
@@ -24,18 +25,21 @@ typedef struct kvf_piece {
     int64_t ordinal;
     uint64_t generation; /**< of the destination page */
     uint32_t group_idx;
-    int32_t slot;    /**< the destination's */
-    uint64_t digest; /**< out: kvf_digest() of the bytes, written before the window is done */
+    int32_t slot;        /**< the destination's */
+    int32_t source_slot; /**< where source lies in the pool of this agent */
+    uint64_t digest;     /**< out: kvf_digest() of the bytes, written before the window is done */
 } kvf_piece_t;
 
 /** What is posted at once. The poster owns it, and it stays where it is until done. */
 typedef struct kvf_window {
+    kvf_job_t job; /**< the driver's while posted */
     kvf_transfer_id_t transfer;
     uint64_t grant_key; /**< the receiver's; goes with every chunk */
     uint64_t peer;
     kvf_piece_t *pieces;
     uint32_t n_pieces;
     uint64_t bytes; /**< sum over the pieces */
+    bool digests;   /**< digests are wanted */
     void *priv;     /**< the mover's while posted */
     uint64_t owner; /**< the poster's, untouched */
 } kvf_window_t;

@@ -250,7 +250,7 @@ uint64_t kvf_ucx_path_send(kvf_ucx_path_t *path) {
     op_t *op = path->free_ops;
 
     if (off == 0) {
-        piece->digest = kvf_digest(piece->source, piece->bytes);
+        piece->digest = window->digests ? kvf_digest(piece->source, piece->bytes) : 0;
     }
     LL_DELETE(path->free_ops, op);
     op->job = job;

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the agent does with bytes itself: digests, and copies from pools of peers that are mapped
+ * here. Short jobs are done on the agent's thread, long ones by the crew. */
+#include "kernels/copy.h"
+#include "kernels/digest.h"
+#include "transceiver/agent_impl.h"
+#include "transceiver/mem/mem.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* A job of so many bytes takes about as long as to wake a thread for it; and so many are done in a
+ * turn, so that messages and heartbeats are not kept waiting. */
+#define SHORT_BYTES (UINT64_C(64) << 10)
+#define SHORT_BYTES_PER_TURN (UINT64_C(256) << 10)
+
+#define AUTO_THREADS 4
+
+struct kvf_copier {
+    kvf_agent_t *agent;
+    kvf_crew_t *crew;
+    kvf_mapped_t *mapped; /* NULL: nobody maps our pools, and we nobody's */
+    kvf_job_t *short_first, *short_last;
+};
+
+/* ---- jobs ---- */
+
+static uint8_t *page_at(const kvf_agent_t *agent, uint32_t group_idx, int32_t slot, uint64_t off) {
+    return (uint8_t *)kvf_pool_page(&agent->pools[group_idx], slot) + off;
+}
+
+static void run_verify(kvf_job_t *job) {
+    kvf_verify_t *verify = (kvf_verify_t *)job;
+    const kvf_copier_t *copier = job->ctx;
+    const kvf_agent_t *agent = copier->agent;
+    for (uint32_t i = 0; i < verify->n_items; i++) {
+        kvf_verify_item_t *item = &verify->items[i];
+        uint8_t *at = page_at(agent, item->group_idx, item->slot, item->offset);
+        if (verify->source == NULL) {
+            item->digest = verify->digests ? kvf_digest(at, item->bytes) : 0;
+            continue;
+        }
+        const uint8_t *from =
+            kvf_mapped_base(verify->source, item->group_idx) +
+            (uint64_t)item->source_slot * agent->pools[item->group_idx].page_bytes + item->offset;
+        if (verify->digests) {
+            item->digest = kvf_copy_digest(at, from, item->bytes);
+        } else {
+            kvf_copy(at, from, item->bytes);
+        }
+    }
+}
+
+static void run_window(kvf_job_t *job) {
+    kvf_window_t *window = (kvf_window_t *)job;
+    for (uint32_t i = 0; window->digests && i < window->n_pieces; i++) {
+        kvf_piece_t *piece = &window->pieces[i];
+        piece->digest = kvf_digest(piece->source, piece->bytes);
+    }
+}
+
+static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *job),
+                 uint64_t bytes) {
+    job->run = run;
+    job->ctx = copier;
+    if (bytes > SHORT_BYTES) {
+        kvf_crew_post(copier->crew, job);
+        return;
+    }
+    job->next = NULL;
+    *(copier->short_last != NULL ? &copier->short_last->next : &copier->short_first) = job;
+    copier->short_last = job;
+}
+
+void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
+    verify->source = verify->peer == 0 ? NULL : kvf_mapped_use(copier->mapped, verify->peer);
+    post(copier, &verify->job, run_verify,
+         verify->digests || verify->source != NULL ? verify->bytes : 0);
+}
+
+void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
+    post(copier, &window->job, run_window, window->digests ? window->bytes : 0);
+}
+
+static void done(kvf_copier_t *copier, kvf_job_t *job) {
+    kvf_core_t *core = copier->agent->core;
+    if (job->run == run_window) {
+        kvf_core_moved(core, (kvf_window_t *)job, KVF_OK);
+        return;
+    }
+    kvf_verify_t *verify = (kvf_verify_t *)job;
+    if (verify->source != NULL) {
+        kvf_mapped_unuse(verify->source);
+    }
+    kvf_core_verified(core, verify);
+}
+
+unsigned kvf_copier_progress(kvf_copier_t *copier) {
+    unsigned n = copier->mapped == NULL ? 0 : kvf_mapped_progress(copier->mapped);
+    uint64_t bytes = 0;
+    for (kvf_job_t *job = kvf_crew_take(copier->crew), *next; job != NULL; job = next, n++) {
+        next = job->next;
+        done(copier, job);
+    }
+    while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
+        kvf_job_t *job = copier->short_first;
+        copier->short_first = job->next;
+        copier->short_last = copier->short_first == NULL ? NULL : copier->short_last;
+        job->run(job);
+        bytes += SHORT_BYTES;
+        done(copier, job);
+        n++;
+    }
+    return n;
+}
+
+bool kvf_copier_is_busy(const kvf_copier_t *copier) {
+    return copier->short_first != NULL;
+}
+
+/* ---- pools that are mapped ---- */
+
+static uint64_t on_lend(void *ctx, const uint8_t incarnation[KVF_MAPPED_NAME_BYTES]) {
+    kvf_incarnation_t who;
+    memcpy(who.bytes, incarnation, sizeof(who.bytes));
+    return kvf_core_lend(((kvf_copier_t *)ctx)->agent->core, &who);
+}
+
+static void on_returned(void *ctx, uint64_t peer) {
+    kvf_core_returned(((kvf_copier_t *)ctx)->agent->core, peer);
+}
+
+static void on_mapped(void *ctx, uint64_t peer, kvf_status_t status, const char *why) {
+    kvf_core_mapped(((kvf_copier_t *)ctx)->agent->core, peer, status, why);
+}
+
+kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *address, size_t bytes,
+                            const int64_t *n_pages, kvf_detail_t *detail) {
+    const kvf_agent_t *agent = copier->agent;
+    uint64_t expect[KVF_MAX_GROUPS];
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        expect[g] = (uint64_t)n_pages[g] * agent->pools[g].page_bytes;
+    }
+    return kvf_mapped_map(copier->mapped, peer, address, bytes, expect, detail);
+}
+
+void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer) {
+    kvf_mapped_unmap(copier->mapped, peer);
+}
+
+int kvf_copier_fd(const kvf_copier_t *copier) {
+    return copier->mapped == NULL ? -1 : kvf_mapped_fd(copier->mapped);
+}
+
+/* Offer our pools to peers on this machine, if all of them can be mapped. */
+static kvf_status_t offer_pools(kvf_copier_t *copier, kvf_detail_t *detail) {
+    kvf_agent_t *agent = copier->agent;
+    const kvf_mapped_events_t events = {on_lend, on_returned, on_mapped, copier};
+    kvf_mapped_pool_t pools[KVF_MAX_GROUPS];
+    uint8_t address[KVF_MAPPED_ADDRESS_BYTES];
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        pools[g] =
+            (kvf_mapped_pool_t){kvf_mem_shm_fd(&agent->pools[g].mem), agent->pools[g].mem.bytes};
+        if (pools[g].fd < 0) {
+            return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                            "the pool of group %s is not shared memory: mover mapped needs pools "
+                            "of kind shm",
+                            agent->layout.groups[g].name);
+        }
+    }
+    kvf_status_t status = kvf_mapped_create(agent->alloc, pools, agent->layout.n_groups,
+                                            kvf_core_incarnation(agent->core)->bytes, &events,
+                                            &copier->mapped, detail);
+    return status != KVF_OK
+               ? status
+               : kvf_core_set_mapped_address(agent->core, address,
+                                             kvf_mapped_address(copier->mapped, address));
+}
+
+kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void *ctx,
+                               kvf_copier_t **copier_p, kvf_detail_t *detail) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n = agent->config.mover_threads;
+    kvf_detail_t why = {""};
+    if (n == 0) {
+        n = cores < 1 ? 1 : cores > AUTO_THREADS ? AUTO_THREADS : (uint32_t)cores;
+    }
+    kvf_copier_t *copier = kvf_calloc(agent->alloc, 1, sizeof(*copier));
+    if (copier == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
+    }
+    copier->agent = agent;
+    kvf_status_t status = kvf_crew_create(agent->alloc, n, wake, ctx, &copier->crew);
+    if (status != KVF_OK) {
+        kvf_free(agent->alloc, copier);
+        return kvf_fail(detail, status, "no memory for %u mover threads", n);
+    }
+    status = strcmp(agent->config.mover, "ucx") == 0 ? KVF_OK : offer_pools(copier, &why);
+    if (status != KVF_OK && strcmp(agent->config.mover, KVF_MAPPED) == 0) {
+        kvf_copier_destroy(copier);
+        return kvf_fail(detail, status, "%s", why.text);
+    }
+    if (status != KVF_OK && status != KVF_ERR_UNSUPPORTED) {
+        kvf_log(&agent->log, KVF_LOG_WARN, "mover mapped is not available: %s", why.text);
+    }
+    *copier_p = copier;
+    return KVF_OK;
+}
+
+void kvf_copier_destroy(kvf_copier_t *copier) {
+    if (copier != NULL) {
+        kvf_crew_destroy(copier->crew);
+        kvf_mapped_destroy(copier->mapped);
+        kvf_free(copier->agent->alloc, copier);
+    }
+}

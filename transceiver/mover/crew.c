@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transceiver/mover/crew.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#define MAX_THREADS 64
+
+typedef struct job_list {
+    kvf_job_t *first, *last;
+} job_list_t;
+
+struct kvf_crew {
+    const kvf_alloc_t *alloc;
+    void (*wake)(void *ctx);
+    void *ctx;
+    pthread_mutex_t lock;
+    pthread_cond_t cond; /* there is a job, or the end */
+    job_list_t waiting, done;
+    uint32_t n_idle;
+    bool stop;
+    uint32_t n_threads;
+    pthread_t threads[MAX_THREADS];
+};
+
+static void add(job_list_t *list, kvf_job_t *job) {
+    job->next = NULL;
+    *(list->last != NULL ? &list->last->next : &list->first) = job;
+    list->last = job;
+}
+
+static kvf_job_t *take(job_list_t *list) {
+    kvf_job_t *job = list->first;
+    if (job != NULL) {
+        list->first = job->next;
+        list->last = list->first == NULL ? NULL : list->last;
+    }
+    return job;
+}
+
+static void *thread_main(void *arg) {
+    kvf_crew_t *crew = arg;
+    (void)pthread_mutex_lock(&crew->lock);
+    for (;;) {
+        kvf_job_t *job = take(&crew->waiting);
+        if (job == NULL && crew->stop) {
+            break;
+        }
+        if (job == NULL) {
+            crew->n_idle++;
+            (void)pthread_cond_wait(&crew->cond, &crew->lock);
+            crew->n_idle--;
+            continue;
+        }
+        (void)pthread_mutex_unlock(&crew->lock);
+        job->run(job);
+        (void)pthread_mutex_lock(&crew->lock);
+        bool first = crew->done.first == NULL;
+        add(&crew->done, job);
+        if (first) {
+            crew->wake(crew->ctx);
+        }
+    }
+    (void)pthread_mutex_unlock(&crew->lock);
+    return NULL;
+}
+
+kvf_status_t kvf_crew_create(const kvf_alloc_t *alloc, uint32_t n, void (*wake)(void *ctx),
+                             void *ctx, kvf_crew_t **crew_p) {
+    sigset_t all, before;
+    kvf_crew_t *crew = kvf_calloc(alloc, 1, sizeof(*crew));
+    if (crew == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    crew->alloc = alloc;
+    crew->wake = wake;
+    crew->ctx = ctx;
+    (void)pthread_mutex_init(&crew->lock, NULL);
+    (void)pthread_cond_init(&crew->cond, NULL);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the application's */
+    while (crew->n_threads < n && crew->n_threads < MAX_THREADS &&
+           pthread_create(&crew->threads[crew->n_threads], NULL, thread_main, crew) == 0) {
+        crew->n_threads++;
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (crew->n_threads < n) {
+        kvf_crew_destroy(crew);
+        return KVF_ERR_NO_MEMORY;
+    }
+    *crew_p = crew;
+    return KVF_OK;
+}
+
+void kvf_crew_destroy(kvf_crew_t *crew) {
+    if (crew == NULL) {
+        return;
+    }
+    (void)pthread_mutex_lock(&crew->lock);
+    crew->stop = true;
+    (void)pthread_cond_broadcast(&crew->cond);
+    (void)pthread_mutex_unlock(&crew->lock);
+    for (uint32_t i = 0; i < crew->n_threads; i++) {
+        (void)pthread_join(crew->threads[i], NULL);
+    }
+    (void)pthread_cond_destroy(&crew->cond);
+    (void)pthread_mutex_destroy(&crew->lock);
+    kvf_free(crew->alloc, crew);
+}
+
+void kvf_crew_post(kvf_crew_t *crew, kvf_job_t *job) {
+    (void)pthread_mutex_lock(&crew->lock);
+    add(&crew->waiting, job);
+    bool idle = crew->n_idle > 0;
+    (void)pthread_mutex_unlock(&crew->lock);
+    if (idle) {
+        (void)pthread_cond_signal(&crew->cond);
+    }
+}
+
+kvf_job_t *kvf_crew_take(kvf_crew_t *crew) {
+    (void)pthread_mutex_lock(&crew->lock);
+    kvf_job_t *job = crew->done.first;
+    crew->done = (job_list_t){NULL, NULL};
+    (void)pthread_mutex_unlock(&crew->lock);
+    return job;
+}

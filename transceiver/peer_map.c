@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers on this machine: a receiver maps its sender's pools, for reading alone, and copies from
+ * them itself. What is written to a page is then written by its owner; what a sender has to know
+ * before it reuses a page is that nobody reads it any more. */
+#include "kvmgr/base/mutant.h"
+#include "transceiver/core_impl.h"
+
+#include <inttypes.h>
+
+static kvf_peer_t *find_number(kvf_core_t *core, uint64_t number) {
+    kvf_peer_t *peer = core->peers;
+    while (peer != NULL && peer->number != number) {
+        peer = peer->hh.next;
+    }
+    return peer;
+}
+
+kvf_status_t kvf_core_set_mapped_address(kvf_core_t *core, const void *address, size_t bytes) {
+    uint8_t *copy = kvf_alloc(core->alloc, bytes + 1);
+    if (copy == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    memcpy(copy, address, bytes);
+    kvf_free(core->alloc, core->mapped_address);
+    core->mapped_address = copy;
+    core->mapped_address_bytes = bytes;
+    return KVF_OK;
+}
+
+static void fall_back(kvf_peer_t *peer, const char *why) {
+    kvf_core_t *core = peer->core;
+    peer->map = KVF_MAP_FAILED;
+    core->counters.mover_fallbacks++;
+    kvf_log(core->log, KVF_LOG_WARN, "the pools of %s are not mapped, so %s carries: %s",
+            peer->instance, core->config.mover_name, why);
+}
+
+void kvf_peer_map(kvf_peer_t *peer) {
+    kvf_core_t *core = peer->core;
+    kvf_detail_t detail;
+    if (peer->map == KVF_MAP_NONE && core->mapped_address != NULL && peer->mapped_address != NULL) {
+        peer->map = KVF_MAP_PENDING;
+        if (core->out.map(core->out.ctx, peer->number, peer->mapped_address,
+                          peer->mapped_address_bytes, peer->n_pages, &detail) != KVF_OK) {
+            fall_back(peer, detail.text);
+        }
+    }
+}
+
+void kvf_peer_unmap(kvf_peer_t *peer) {
+    kvf_core_t *core = peer->core;
+    if (peer->map == KVF_MAP_PENDING || peer->map == KVF_MAP_READY) {
+        core->out.unmap(core->out.ctx, peer->number);
+    }
+    peer->map = KVF_MAP_NONE;
+}
+
+void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, const char *why) {
+    kvf_peer_t *peer = find_number(core, number);
+    if (peer == NULL || peer->map != KVF_MAP_PENDING) {
+        return;
+    }
+    if (status == KVF_OK) {
+        peer->map = KVF_MAP_READY;
+        kvf_log(core->log, KVF_LOG_INFO, "the pools of %s are mapped", peer->instance);
+    } else {
+        fall_back(peer, why);
+    }
+    for (kvf_op_t *op = kvf_peer_is_up(peer) ? peer->ops : NULL, *next; op != NULL; op = next) {
+        next = op->peer_next;
+        if (op->kind == KVF_OP_RECV && !kvf_recv_is_told(op)) {
+            kvf_recv_on_peer_up(op);
+        }
+    }
+}
+
+uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
+    kvf_peer_t *peer = kvf_peer_find(core, incarnation);
+    if (peer == NULL || core->mapped_address == NULL || !kvf_peer_is_up(peer)) {
+        return 0;
+    }
+    peer->n_lent++;
+    return peer->number;
+}
+
+void kvf_core_returned(kvf_core_t *core, uint64_t number) {
+    kvf_peer_t *peer = find_number(core, number);
+    if (peer == NULL || peer->n_lent == 0 || --peer->n_lent > 0) {
+        return;
+    }
+    for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {
+        next = op->peer_next;
+        if (op->kind == KVF_OP_SEND) {
+            kvf_send_on_returned(op);
+        }
+    }
+    core->peers_forgotten = true; /* it may have been kept for this */
+}
