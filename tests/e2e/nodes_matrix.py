@@ -3,13 +3,16 @@
 are right, and what moved is what a model counts.
 
 The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager, and who paces. Sixteen
-rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the whole cut of the
-trace, too, and so does every other row of the product on a few requests. A row is a test of its own, named after it.
+rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the
+whole cut of the trace, too, and an eighth of the other rows of the product on a few requests: another eighth each day,
+or the one that KVF_MATRIX_TURN=0..7 names. With KVF_LONG=2 all rows run. A row is a test of its own, named after it.
 """
 
+import datetime
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import unittest
@@ -20,7 +23,9 @@ import models  # noqa: E402
 from nodes import KVFERRY, ClusterTest  # noqa: E402
 
 TRACE = os.path.join(HERE, "..", "data", "trace-200.jsonl")
-LONG = os.environ.get("KVF_LONG", "") not in ("", "0")
+LONG = int(os.environ.get("KVF_LONG") or 0)
+TURNS = 8
+TURN = int(os.environ.get("KVF_MATRIX_TURN") or datetime.date.today().toordinal() % TURNS)
 TIMEOUT_MS = "300000"
 
 PRESETS = list(models.PRESETS)
@@ -57,6 +62,13 @@ def all_rows():
     """The product, in which directions take turns."""
     for row in itertools.product(*AXES[:-1]):
         yield row + (DIRECTIONS[sum(axis.index(value) for axis, value in zip(AXES, row)) % 2],)
+
+
+def rows_in_turn(turn):
+    """A share of the product; neighbours have most values in common, so the rows are dealt in another order."""
+    rows = list(all_rows())
+    random.Random(1).shuffle(rows)
+    return rows[turn::TURNS]
 
 
 def name_of(row):
@@ -154,6 +166,13 @@ class MatrixTest(ClusterTest):
         for (a, first), (b, second) in itertools.combinations(enumerate(AXES), 2):
             self.assertEqual({(row[a], row[b]) for row in rows}, set(itertools.product(first, second)))
 
+    def test_turns_have_every_row_once(self):
+        rows = [row for turn in range(TURNS) for row in rows_in_turn(turn)]
+        self.assertEqual(sorted(map(name_of, rows)), sorted(map(name_of, all_rows())))
+        for turn in range(TURNS):
+            values = {(axis, row[axis]) for row in rows_in_turn(turn) for axis in range(len(AXES))}
+            self.assertEqual(len(values), sum(map(len, AXES)), "turn %d has every value" % turn)
+
     def few(self, row):
         """A share of the trace one by one, so that the model can say what each node had; then all of it again."""
         requests = trace(*SHARES[row[0]])
@@ -187,10 +206,12 @@ def add_row(row, kind):
     setattr(MatrixTest, "test_%s_%s" % (kind, name_of(row)), lambda self: getattr(self, kind)(row))
 
 
-for _row in all_rows() if LONG else covering_rows():
+for _row in {0: (), 1: rows_in_turn(TURN)}.get(LONG, all_rows()):
     add_row(_row, "few")
-for _row in covering_rows() if LONG else ():
-    add_row(_row, "many")
+for _row in covering_rows():
+    add_row(_row, "few")
+    if LONG:
+        add_row(_row, "many")
 
 
 class EachAnswerTest(ClusterTest):
