@@ -87,7 +87,12 @@ static bool take_back(kvf_seq_t *seq, uint32_t group_idx, struct binding *bindin
     return binding->n_swapped < before;
 }
 
-/* Take the pages of a group: they lie behind its table until commit(). */
+/* Pages that were taken lie behind the table until commit(). */
+static int32_t *taken_of(const struct kvf_seq_table *table) {
+    return table->slots == NULL ? NULL : table->slots + table->n_blocks;
+}
+
+/* Take the pages of a group. */
 static kvf_status_t acquire(kvf_seq_t *seq, uint32_t group_idx, struct binding *binding) {
     const kvf_seqs_t *seqs = seq->seqs;
     struct kvf_seq_table *table = &seq->tables[group_idx];
@@ -98,9 +103,7 @@ static kvf_status_t acquire(kvf_seq_t *seq, uint32_t group_idx, struct binding *
     }
     do {
         int64_t n = binding->n_new + binding->n_swapped;
-        status =
-            n == 0 ? KVF_OK
-                   : kvf_prefix_acquire(seqs->prefix, group_idx, n, table->slots + table->n_blocks);
+        status = n == 0 ? KVF_OK : kvf_prefix_acquire(seqs->prefix, group_idx, n, taken_of(table));
     } while (status != KVF_OK && take_back(seq, group_idx, binding));
     /* kvf_seq_bind() has seen that the pool can hold the new pages. Together with copies they are
      * too many only while others share what is copied. */
@@ -113,7 +116,7 @@ static void commit(kvf_seq_t *seq, uint32_t group_idx, const struct binding *bin
     const kvf_seqs_t *seqs = seq->seqs;
     struct kvf_seq_table *table = &seq->tables[group_idx];
     int64_t t = seqs->groups[group_idx].tokens_per_block;
-    int32_t *taken = table->slots + table->n_blocks;
+    int32_t *taken = taken_of(table);
     for (int64_t i = binding->write, left = binding->n_swapped; left > 0; i++) {
         if (!is_swapped(seq, group_idx, i)) {
             continue;
@@ -149,7 +152,7 @@ kvf_status_t kvf_seq_bind(kvf_seq_t *seq, int64_t end_tokens, bool skip_dead,
         if (status != KVF_OK) {
             while (g-- > 0) {
                 kvf_prefix_release(seqs->prefix, g, bindings[g].n_new + bindings[g].n_swapped,
-                                   seq->tables[g].slots + seq->tables[g].n_blocks);
+                                   taken_of(&seq->tables[g]));
             }
             return status;
         }

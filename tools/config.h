@@ -39,6 +39,8 @@ typedef struct kvf_config {
     uint64_t pool_bytes;
     const char *mover;
     const char *direction;
+    uint64_t mover_threads;
+    bool digests;
     char *ucx_tls;
     char *ucx_devices;
     const char *engine;

@@ -48,12 +48,23 @@ static const kvf_key_t keys[] = {
     {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL,
      "all pages together; shared by the layer groups; nodes on one machine need memory for the sum",
      4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
-    {"mover.kind", KVF_KEY_CHOICE, "auto", NULL, "what carries the bytes", 0, 0,
+    {"mover.kind", KVF_KEY_CHOICE, "auto", NULL,
+     "what carries the bytes; mapped: a decode node copies from the pools of a prefill node on its "
+     "own machine, both of shm; auto: mapped where that is possible, else ucx; the decode node's "
+     "setting counts, but a prefill node of kind ucx lends nothing",
+     0, 0,
      LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",
      0, 0, LIST("push", "pull"), NULL, AT(direction)},
+    {"mover.threads", KVF_KEY_NUMBER, "0", "threads",
+     "that copy and digest; 0: as many as the machine has cores, at most 4", 0, 64, NULL, NULL,
+     AT(mover_threads)},
+    {"mover.digests", KVF_KEY_BOOL, "true", NULL,
+     "compare what arrives at a decode node with digests that the prefill node makes; without them "
+     "nobody notices a damaged byte",
+     0, 0, NULL, NULL, AT(digests)},
     {"ucx.tls", KVF_KEY_TEXT, "auto", NULL, "UCX transports; auto: posix,sysv,tcp,self", 1, 255,
      NULL, NULL, AT(ucx_tls)},
     {"ucx.devices", KVF_KEY_TEXT, "auto", NULL,

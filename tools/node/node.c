@@ -157,6 +157,8 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     desc.n_peers = config->peers.n;
     desc.layout = &node->layout;
     desc.mover = config->mover;
+    desc.mover_threads = (uint32_t)config->mover_threads;
+    desc.digests = config->digests;
     desc.ucx_tls = config->ucx_tls;
     desc.ucx_devices = config->ucx_devices;
     desc.max_transfers = (uint32_t)config->max_transfers;
