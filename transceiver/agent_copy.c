@@ -3,6 +3,7 @@
  * here. Short jobs are done on the agent's thread, long ones by the crew. */
 #include "kernels/copy.h"
 #include "kernels/digest.h"
+#include "kvmgr/base/size.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/mem/mem.h"
 
@@ -139,7 +140,9 @@ kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *add
     const kvf_agent_t *agent = copier->agent;
     uint64_t expect[KVF_MAX_GROUPS];
     for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
-        expect[g] = (uint64_t)n_pages[g] * agent->pools[g].page_bytes;
+        if (kvf_mul_u64((uint64_t)n_pages[g], agent->pools[g].page_bytes, &expect[g]) != KVF_OK) {
+            return kvf_fail(detail, KVF_ERR_RANGE, "its pools are larger than any memory");
+        }
     }
     return kvf_mapped_map(copier->mapped, peer, address, bytes, expect, detail);
 }

@@ -7,6 +7,10 @@
 
 #include <inttypes.h>
 
+/* Mappings of our pools by one peer. It needs one; those before it are given back when their last
+ * copy has been made. */
+#define MAX_LENT 8
+
 static kvf_peer_t *find_number(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = core->peers;
     while (peer != NULL && peer->number != number) {
@@ -74,9 +78,19 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
     }
 }
 
+/* It is up; or we are to it, and its first word, which shows that, has not been read yet. */
+static bool has_our_hello(const kvf_peer_t *peer) {
+    const kvf_link_t *link = peer->links;
+    while (link != NULL && link->state != KVF_LINK_CONFIRM) {
+        link = link->next;
+    }
+    return kvf_peer_is_up(peer) || link != NULL;
+}
+
 uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
     kvf_peer_t *peer = kvf_peer_find(core, incarnation);
-    if (peer == NULL || core->mapped_address == NULL || !kvf_peer_is_up(peer)) {
+    if (peer == NULL || core->mapped_address == NULL || peer->n_lent == MAX_LENT ||
+        !has_our_hello(peer)) {
         return 0;
     }
     peer->n_lent++;

@@ -5,6 +5,7 @@
 #include "transceiver/mover/mapped_socket.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -57,9 +58,10 @@ kvf_status_t kvf_mapped_create(const kvf_alloc_t *alloc, const kvf_mapped_pool_t
     rand->fill(rand->ctx, mapped->secret, sizeof(mapped->secret));
     mapped->listener = (mapped_watch_t){-1, mapped_accept, NULL};
     mapped->epoll = epoll_create1(EPOLL_CLOEXEC);
+    mapped->spare = fcntl(mapped->epoll, F_DUPFD_CLOEXEC, 0);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     socklen_t bytes = mapped_socket_address(mapped->name, &address);
-    if (!read_boot_id(mapped->boot_id, sizeof(mapped->boot_id)) || mapped->epoll < 0 || fd < 0 ||
+    if (!read_boot_id(mapped->boot_id, sizeof(mapped->boot_id)) || mapped->spare < 0 || fd < 0 ||
         bind(fd, (const struct sockaddr *)&address, bytes) != 0 || listen(fd, BACKLOG) != 0 ||
         !mapped_watch(mapped, &mapped->listener, fd)) {
         (void)kvf_fail(detail, KVF_ERR_IO, "no socket for peers on this machine: %s",
@@ -81,9 +83,8 @@ void kvf_mapped_destroy(kvf_mapped_t *mapped) {
     mapped_forget_loans(mapped);
     mapped_forget_sources(mapped);
     mapped_unwatch(mapped, &mapped->listener);
-    if (mapped->epoll >= 0) {
-        (void)close(mapped->epoll);
-    }
+    (void)close(mapped->spare);
+    (void)close(mapped->epoll);
     kvf_free(mapped->alloc, mapped);
 }
 

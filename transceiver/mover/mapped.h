@@ -10,7 +10,8 @@
  * by a number that somebody tells), nobody reads there any more.
  *
  * Who may map: a process of the same user, on the same kernel, that knows the secret of this
- * agent's hello and is a peer that is up. All functions: agent thread. None blocks.
+ * agent's hello and says that it is a peer that has got it. All functions: agent thread. None
+ * blocks.
  */
 
 #include "kvmgr/base/alloc.h"

@@ -43,7 +43,10 @@ static void source_end(kvf_mapped_source_t *source) {
     }
     *link = source->next;
     unmap_pools(source);
-    mapped_unwatch(mapped, &source->socket); /* last: it tells the owner that we read no more */
+    /* Last: it tells the owner that we read no more; also if a child of ours has the socket, too.
+     */
+    (void)shutdown(source->socket.fd, SHUT_RDWR);
+    mapped_unwatch(mapped, &source->socket);
     mapped_unwatch(mapped, &source->timer);
     kvf_free(mapped->alloc, source);
 }
@@ -110,9 +113,10 @@ static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *messa
             int fd;
             memcpy(&fd, CMSG_DATA(h) + at, sizeof(fd));
             if (valid && status == KVF_OK && n < source->mapped->n_pools) {
-                status = map_pool(source, fd, answer->bytes[n++], detail);
+                status = map_pool(source, fd, answer->bytes[n], detail);
             }
             (void)close(fd);
+            n++;
         }
     }
     if (status == KVF_OK && (!valid || n != source->mapped->n_pools)) {
@@ -139,6 +143,12 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
     }
+    bool valid = !source->ready && n == (ssize_t)sizeof(answer) &&
+                 (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
+                 memcmp(answer.magic, MAPPED_MAGIC, sizeof(answer.magic)) == 0 &&
+                 answer.n_pools == mapped->n_pools;
+    kvf_status_t status =
+        n < 0 ? KVF_ERR_IO : take_pools(source, &message, &answer, valid, &detail);
     if (source->ready) {
         /* Its owner has ended. What is mapped stays readable; the control channel tells the rest.
          */
@@ -149,12 +159,6 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
         source_fail(source, KVF_ERR_IO, "it refused; is it another user's, or has it just ended?");
         return;
     }
-    kvf_status_t status =
-        take_pools(source, &message, &answer,
-                   n == (ssize_t)sizeof(answer) && (message.msg_flags & MSG_CTRUNC) == 0 &&
-                       memcmp(answer.magic, MAPPED_MAGIC, sizeof(answer.magic)) == 0 &&
-                       answer.n_pools == mapped->n_pools,
-                   &detail);
     if (status != KVF_OK) {
         source_fail(source, status, detail.text);
         return;

@@ -49,6 +49,7 @@ struct kvf_mapped {
     uint8_t secret[SECRET_BYTES];
     char boot_id[40]; /* of the kernel */
     int epoll;
+    int spare; /* a descriptor for when there are no others */
     mapped_watch_t listener;
     mapped_loan_t *loans;
     uint32_t n_asking; /* loans whose owner has not said yet who it is */

@@ -3,6 +3,7 @@
 #include "transceiver/mover/mapped_socket.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@
 #define SO_PEERPIDFD 77 /* asm-generic/socket.h, since 6.5 */
 #endif
 
-/* Connections that have not said yet who they are. */
+/* Connections that have not said yet who they are. Whoever may have our pools says it at once. */
 #define MAX_ASKING 64
 
 struct mapped_loan {
@@ -44,6 +45,9 @@ static int process_of(int fd) {
     int pidfd = -1;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0) {
         return pidfd;
+    }
+    if (errno != ENOPROTOOPT) {
+        return -1; /* it has ended */
     }
     bytes = sizeof(cred);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0 || cred.pid <= 0) {
@@ -97,8 +101,8 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     mapped_loan_t *loan = watch->owner;
     mapped_ask_t ask;
     ssize_t n = recv(watch->fd, &ask, sizeof(ask), MSG_TRUNC);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return;
+    if ((n < 0 && (errno == EAGAIN || errno == EINTR)) || (n > 0 && loan->peer != 0)) {
+        return; /* words prove nothing about a mapping */
     }
     if (loan->peer != 0 || n != (ssize_t)sizeof(ask) ||
         memcmp(ask.magic, MAPPED_MAGIC, sizeof(ask.magic)) != 0 ||
@@ -117,17 +121,38 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     }
 }
 
+/* The longest silent one makes room. */
+static void make_room(kvf_mapped_t *mapped) {
+    mapped_loan_t *oldest = NULL;
+    for (mapped_loan_t *loan = mapped->loans; loan != NULL; loan = loan->next) {
+        oldest = loan->peer == 0 ? loan : oldest;
+    }
+    loan_end(mapped, oldest);
+}
+
+/* Without descriptors a connection that waits would wake us for ever: with the one that is kept for
+ * this it is taken, and closed. */
+static void turn_away(kvf_mapped_t *mapped, int listener) {
+    (void)close(mapped->spare);
+    (void)close(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+    mapped->spare = fcntl(mapped->epoll, F_DUPFD_CLOEXEC, 0);
+}
+
 void mapped_accept(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE) {
+            turn_away(mapped, watch->fd);
+        }
         return;
     }
-    mapped_loan_t *loan = mapped->n_asking < MAX_ASKING && same_user(fd)
-                              ? kvf_calloc(mapped->alloc, 1, sizeof(*loan))
-                              : NULL;
+    mapped_loan_t *loan = same_user(fd) ? kvf_calloc(mapped->alloc, 1, sizeof(*loan)) : NULL;
     if (loan == NULL) {
         (void)close(fd);
         return;
+    }
+    if (mapped->n_asking == MAX_ASKING) {
+        make_room(mapped);
     }
     loan->socket = (mapped_watch_t){-1, on_socket, loan};
     loan->process = (mapped_watch_t){-1, on_process, loan};
