@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a comparison: what was reached of each target, the medians, and how they were measured.
+
+A ratio is the median over the rounds of the ratios within a round, so that a machine that changes its pace in between
+changes both sides of it.
+"""
+import statistics
+
+KIB = 1 << 10
+PEERS = ("nixl-default", "nixl-shm", "nixl-tcp", "mooncake-tcp")
+PEERS_TCP = ("nixl-tcp", "mooncake-tcp")
+LAYERS = 16
+# What others may use of the machine before the page says so at its top.
+DISTURBED_CORES = 0.2
+
+
+def size_name(size):
+    return "%d MiB" % (size >> 20) if size >= 1 << 20 else "%d KiB" % (size >> 10)
+
+
+def number(value):
+    return "%.0f" % value if value >= 1000 else "%.3g" % value
+
+
+class Figures:
+    """What was measured, by candidate and size. Failed runs and wrong bytes are no figures."""
+
+    def __init__(self, data):
+        self.data = data
+        self.small = tuple(data["small"])
+        self.sizes = data["sizes"]
+        self.labels = {c["key"]: c["label"] for c in data["candidates"]}
+        self.absent = {c["key"]: c["absent"] for c in data["candidates"] if c["absent"]}
+        self.times = {}  # (what, candidate or None, block_bytes, blocks) -> {round: us}
+        self.bytes = {}
+        for run in data["runs"]:
+            if run["line"] and run["line"]["verified"]:
+                for candidate in (run["candidate"], None):
+                    key = (run["what"], candidate, run["block_bytes"], run["blocks"])
+                    self.times.setdefault(key, {})[run["round"]] = run["line"]["us"]["p50"]
+
+    def blocks(self, size):
+        return next(run["blocks"] for run in self.data["runs"]
+                    if run["what"] == "table" and run["block_bytes"] == size and (size, run["blocks"]) != self.small)
+
+    def rounds(self, candidate, case):
+        return self.times.get(("table", candidate, *case), {})
+
+    def case(self, size):
+        return (size, self.blocks(size))
+
+    def us(self, candidate, case):
+        times = self.rounds(candidate, case)
+        return statistics.median(times.values()) if times else None
+
+    def extra_us(self, what):
+        """Of a run outside the table."""
+        for (name, candidate, _, _), times in self.times.items():
+            if name == what and candidate is None:
+                return statistics.median(times.values())
+        return None
+
+    def gb_per_s(self, candidate, case):
+        us = self.us(candidate, case)
+        return case[0] * case[1] / us / 1e3 if us else None
+
+    def speed_ratio(self, ours, others, case):
+        """Our throughput over that of the fastest of some others; None when one is missing."""
+        mine, ratios = self.rounds(ours, case), []
+        for turn, us in mine.items():
+            theirs = [self.rounds(other, case)[turn] for other in others if turn in self.rounds(other, case)]
+            if theirs:
+                ratios.append(min(theirs) / us)
+        return statistics.median(ratios) if ratios else None
+
+    def best_shm(self, digest):
+        """Our way over shared memory: the mapped mover, or what is there in its place."""
+        for key in ("mapped-" + digest, "ucx-shm-" + digest):
+            if key not in self.absent:
+                return key
+        return "mapped-" + digest
+
+    def why_not(self, *keys):
+        reasons = ["%s: %s" % (self.labels[key], self.absent[key]) for key in keys if key in self.absent]
+        return "; ".join(reasons) or "no figure of this run"
+
+
+def row(what, target, measured, met, note=""):
+    """met: True, False, or None when nothing could be measured."""
+    return {"what": what, "target": target, "measured": measured, "met": met, "note": note}
+
+
+def by_size(figures, what, least, ours, others, sizes, reported=()):
+    """A target of the kind: at least so many times as fast, at every one of these sizes."""
+    target = ">= %g" % least
+    ratios = {size: figures.speed_ratio(ours, others, figures.case(size)) for size in sizes}
+    counted = [ratio for size, ratio in ratios.items() if ratio is not None and size not in reported]
+    note = figures.labels[ours] if ours in figures.labels else ""
+    if not counted:
+        return row(what, target, "", None, figures.why_not(ours, *others))
+    measured = ", ".join("%.2f (%s)" % (ratio, size_name(size)) for size, ratio in ratios.items() if ratio is not None)
+    return row(what, target, measured, min(counted) >= least, note)
+
+
+def at_most(what, target, value, limit, unit, note, reason):
+    """A target of the kind: at most so much."""
+    if value is None or limit is None:
+        return row(what, target, "", None, reason)
+    return row(what, target, "%.2f (%s of at most %s %s)" % (value / limit, number(value), number(limit), unit), value <= limit, note)
+
+
+def targets(figures):
+    sizes = figures.sizes
+    from_16, from_64 = [s for s in sizes if s >= 16 * KIB], [s for s in sizes if s >= 64 * KIB]
+    on, off = figures.best_shm("on"), figures.best_shm("off")
+    small, default = figures.us(on, figures.small), figures.us("nixl-default", figures.small)
+    nixl = [us for us in (default, figures.us("nixl-shm", figures.small)) if us]
+    wakeup = figures.extra_us("wakeup")
+    rows = [
+        by_size(figures, "shared memory, digests off, of the non-temporal copy", 0.85, off, ["nt"], from_16),
+        by_size(figures, "shared memory, digests on, of the non-temporal copy", 0.42, on, ["nt"], sizes, reported=[s for s in sizes if s < 16 * KIB]),
+        by_size(figures, "shared memory, digests on, of the fastest peer, from 64 KiB", 1.4, on, PEERS, from_64),
+        by_size(figures, "shared memory, digests on, of the fastest peer, at 16 KiB", 1.05, on, PEERS, [s for s in sizes if s == 16 * KIB]),
+        by_size(figures, "shared memory, digests off, of the fastest peer", 1.5, off, PEERS, sizes),
+        by_size(figures, "tcp, digests off, of a bare socket, from 64 KiB", 0.9, "ucx-tcp-off", ["socket"], from_64),
+        by_size(figures, "tcp, digests on, of a bare socket, from 64 KiB", 0.8, "ucx-tcp-on", ["socket"], from_64),
+        by_size(figures, "tcp, digests on, of the fastest peer over tcp", 1.2, "ucx-tcp-on", PEERS_TCP, sizes),
+        at_most("64 x 16 KiB, of NIXL's fastest and two wake-ups", "<= 1", small,
+                min(nixl) + 2 * wakeup if nixl and wakeup else None, "us", figures.labels[on], figures.why_not(on, "nixl-default", "nixl-shm")),
+        at_most("64 x 16 KiB, of half of NIXL's default", "<= 1", small, default / 2 if default else None, "us", figures.labels[on],
+                figures.why_not(on, "nixl-default")),
+    ]
+    exposed, whole, trip = (figures.extra_us(what) for what in ("layers", "layers_all", "round_trip"))
+    limit = 1.3 * (whole / LAYERS + trip) if whole and trip else None
+    rows.append(at_most("layer by layer, prefill slower than the link: exposed time", "<= 1.3 x (last layer + round trip)", exposed, limit,
+                        "us", "a round trip: a request of one block of 64 bytes", figures.why_not(on)))
+    tcp = {size: figures.speed_ratio("ucx-tcp-on", ["ucx-tcp-off"], figures.case(size)) for size in sizes}
+    costs = {size: 1 - ratio for size, ratio in tcp.items() if ratio is not None}
+    rows.append(row("digest: cost over tcp", "<= 0.15", ", ".join("%.2f (%s)" % (c, size_name(s)) for s, c in costs.items()),
+                    max(costs.values()) <= 0.15 if costs else None, "" if costs else figures.why_not("ucx-tcp-off", "ucx-tcp-on")))
+    pieces, bare = figures.extra_us("pieces"), figures.extra_us("pieces_memcpy")
+    ns = (pieces - bare) * 1e3 / 65536 if pieces and bare else None
+    rows.append(at_most("planning and posting a piece", "<= 60 ns", ns, 60.0, "ns",
+                        "an upper bound: all of a request of 65536 blocks of 64 bytes but the time of its memcpy", figures.why_not(off)))
+    return rows
+
+
+def target_table(rows):
+    words = {True: "met", False: "**short**", None: "not measured"}
+    lines = ["| target | at least or at most | reached | | with |", "|---|---|---|---|---|"]
+    lines += ["| %s | %s | %s | %s | %s |" % (r["what"], r["target"], r["measured"], words[r["met"]], r["note"]) for r in rows]
+    return lines
+
+
+def speed_table(figures, panel, reference):
+    candidates = [c for c in figures.data["candidates"] if c["panel"] == panel and not c["absent"]]
+    lines = ["| | " + " | ".join(size_name(size) for size in figures.sizes) + " | %d x %s, ms |" %
+             (figures.small[1], size_name(figures.small[0])), "|---" * (len(figures.sizes) + 2) + "|"]
+    for candidate in candidates:
+        cells = []
+        for size in figures.sizes:
+            speed = figures.gb_per_s(candidate["key"], figures.case(size))
+            ratio = figures.speed_ratio(candidate["key"], [reference], figures.case(size))
+            cells.append("failed" if speed is None else "%.2f" % speed + (" (%.2f)" % ratio if ratio is not None else ""))
+        us = figures.us(candidate["key"], figures.small)
+        lines.append("| %s | %s | %s |" % (candidate["label"], " | ".join(cells), "failed" if us is None else "%.3f" % (us / 1e3)))
+    return lines
+
+
+def summary(rows):
+    short = [r for r in rows if r["met"] is False]
+    unknown = [r for r in rows if r["met"] is None]
+    lines = []
+    if short:
+        lines += ["**Falls short:**", ""] + ["- %s: %s; the target is %s" % (r["what"], r["measured"], r["target"]) for r in short] + [""]
+    else:
+        lines += ["Nothing that was measured falls short.", ""]
+    if unknown:
+        lines += ["Not measured:", ""] + ["- %s (%s)" % (r["what"], r["note"]) for r in unknown] + [""]
+    return lines
+
+
+def markdown(data):
+    figures = Figures(data)
+    rows = targets(figures)
+    machine, versions = data["machine"], data["versions"]
+    failed = [run for run in data["runs"] if run["line"] is None]
+    wrong = [run for run in data["runs"] if run["line"] and not run["line"]["verified"]]
+    lines = ["<!-- SPDX-License-Identifier: Apache-2.0 -->", "# Compared with NIXL, Mooncake and the machine", ""]
+    if data["foreign_cores"] > DISTURBED_CORES:
+        lines += ["**Disturbed:** other programs used %.1f of %d cores meanwhile; the figures say little." %
+                  (data["foreign_cores"], machine["cores"]), ""]
+    lines += summary(rows)
+    lines += ["![Throughput by size of a block](compare.svg)", "", "## Targets", ""] + target_table(rows) + [""]
+    lines += ["## Medians", "", "GB/s seen by the receiver, and how much that is of the non-temporal copy with %d thread%s:" %
+              (data["threads"], "s" if data["threads"] > 1 else ""), ""]
+    lines += speed_table(figures, "shm", "nt") + ["", "The same over tcp, and how much it is of the bare socket:", ""]
+    lines += speed_table(figures, "tcp", "socket") + [""]
+    if data["ucx_perftest"]:
+        lines += ["UCX alone (`ucx_perftest`, active messages from one buffer into one buffer, which stay in the cache; nothing is", "checked):", ""]
+        for tls, speeds in data["ucx_perftest"].items():
+            lines.append("- %s: %s" % (tls, ", ".join("%.2f GB/s (%s)" % (speed, size_name(int(size))) for size, speed in speeds.items())))
+        lines.append("")
+    else:
+        lines += ["`ucx_perftest` is absent.", ""]
+    if figures.absent:
+        lines += ["Left out:", ""] + ["- %s: %s" % (figures.labels[key], reason) for key, reason in figures.absent.items()] + [""]
+    if failed or wrong:
+        lines += ["Runs without a figure:", ""]
+        lines += ["- round %d, %s, %d blocks of %s: %s" % (run["round"] + 1, figures.labels.get(run["candidate"], run["candidate"]), run["blocks"],
+                                                         size_name(run["block_bytes"]) if run["block_bytes"] >= KIB else "%d bytes" % run["block_bytes"],
+                                                         run["failed"] or "wrong bytes") for run in failed + wrong] + [""]
+    lines += ["## How", "", "    " + data["command"], "",
+              "Blocks in seeded random order, no two adjacent, from a 1 GiB pool in one process to a 1 GiB pool in another, %d MiB a" % 64,
+              "transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request (of",
+              "NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. %d round%s of %d" %
+              (data["rounds"], "s" if data["rounds"] > 1 else "", data["reps"]),
+              "transfers (five times as many of the small ones) after warm-up, in which the candidates take turns. NIXL runs without its",
+              "progress thread, which costs a core, and over shared memory without error handling, which it needs there; Mooncake with",
+              "connections that stay and room for all blocks in its queue. Their pools are private memory, with huge pages where the",
+              "machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. The raw data are in",
+              "[compare.json](compare.json).", "",
+              "| | |", "|---|---|",
+              "| machine | %s, %d cores, %.1f GiB; Linux %s |" % (machine["cpu"], machine["cores"], machine["memory_bytes"] / (1 << 30), machine["kernel"]),
+              "| huge pages | %s |" % machine["huge_pages"],
+              "| other work | load %.2f before; %.2f cores used by others, median of the runs |" % (machine["load_before"], data["foreign_cores"]),
+              "| versions | %s |" % "; ".join("%s %s" % (name, text.replace("kvferry ", "")) for name, text in versions.items()),
+              "| date | %s, %d s |" % (data["date"], data["seconds"]), ""]
+    return "\n".join(lines)
