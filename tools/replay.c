@@ -33,6 +33,7 @@ enum {
     OPT_CONCURRENCY,
     OPT_SPEED,
     OPT_DRAFT_LEN,
+    OPT_EARLY_TICKET,
     OPT_TIMEOUT_MS,
     OPT_JSON
 };
@@ -49,6 +50,7 @@ static const struct argp_option options[] = {
     {"speed", OPT_SPEED, "X", 0,
      "keep the trace's own times, X times as fast, instead of --concurrency", 0},
     {"draft-len", OPT_DRAFT_LEN, "N", 0, "draft tokens that each request asks for (0)", 0},
+    {"early-ticket", OPT_EARLY_TICKET, NULL, 0, "ask for tickets before prefills have ended", 0},
     {"timeout-ms", OPT_TIMEOUT_MS, "MS", 0, "for each of the two steps of a request (30000)", 0},
     {"json", OPT_JSON, NULL, 0, "print the summary as one line of JSON", 0},
     {0}};
@@ -68,6 +70,7 @@ typedef struct arguments {
     uint64_t concurrency; /* 0: not given */
     double speed;         /* 0: not given */
     uint64_t draft_tokens;
+    bool early_ticket;
     uint64_t timeout_ms;
     bool json;
 } arguments_t;
@@ -143,6 +146,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_DRAFT_LEN:
         arguments->draft_tokens = parse_count(state, "draft-len", arg, 0, KVF_MAX_AUX_TOKENS);
+        return 0;
+    case OPT_EARLY_TICKET:
+        arguments->early_ticket = true;
         return 0;
     case OPT_TIMEOUT_MS:
         arguments->timeout_ms = parse_count(state, "timeout-ms", arg, 1, MAX_TIMEOUT_MS);
@@ -259,6 +265,7 @@ static kvf_status_t replay(const arguments_t *arguments, const kvf_trace_t *trac
                                   .concurrency = concurrency,
                                   .speed = arguments->speed,
                                   .draft_tokens = (uint32_t)arguments->draft_tokens,
+                                  .early_ticket = arguments->early_ticket,
                                   .timeout_us = arguments->timeout_ms * 1000,
                                   .stop = &stop,
                                   .failed = on_failed,

@@ -253,13 +253,6 @@ class RequestTest(ClusterTest):
         self.fine()
         self.finish()
 
-    def test_unsupported(self):
-        reply = self.prefill.prefill("early", 100, early_ticket=True)
-        self.assertEqual(reply.error, (501, "unsupported"), reply)
-        self.assertIn("early_ticket", reply.json["message"])
-        self.fine()
-        self.finish()
-
     def test_forged_tickets(self):
         params = self.ticket("forged")
         raw = params["ticket"]

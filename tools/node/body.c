@@ -223,16 +223,13 @@ static kvf_status_t prompt_from_tokens(const json_t *root, kvf_body_t *body, kvf
     return KVF_OK;
 }
 
-static kvf_status_t check_early_ticket(const json_t *root, kvf_detail_t *detail) {
+static kvf_status_t read_early_ticket(const json_t *root, bool *early_p, kvf_detail_t *detail) {
     const json_t *early = json_object_get(root, "early_ticket");
     if (early != NULL && !json_is_boolean(early)) {
         return kvf_fail(detail, KVF_ERR_INVALID, "early_ticket: expected true or false, not %s",
                         type_name(early));
     }
-    if (json_is_true(early)) {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                        "early_ticket is unsupported in this version; leave it out");
-    }
+    *early_p = json_is_true(early);
     return KVF_OK;
 }
 
@@ -252,7 +249,7 @@ kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text, s
         status = prompt_from_tokens(root, &body, detail);
     }
     if (status == KVF_OK) {
-        status = check_early_ticket(root, detail);
+        status = read_early_ticket(root, &body.early_ticket, detail);
     }
     if (status == KVF_OK) {
         status = take_content(alloc, root, &body, detail);

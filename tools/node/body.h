@@ -18,6 +18,7 @@ typedef struct kvf_body {
     char ticket[KVF_TICKET_BYTES]; /**< decode */
     kvf_lengths_t lengths;         /**< num_extra_kv_tokens and total_input_len_cp are 0 */
     uint64_t timeout_us;           /**< 0: the node's default */
+    bool early_ticket;             /**< prefill: answer before it has ended */
     int64_t *ids;                  /**< the content's, NULL without; this struct's memory */
     kvf_content_t content;
     const char
@@ -31,8 +32,7 @@ typedef struct kvf_body {
  *
  * @param alloc        For ids.
  * @param[out] body_p  kvf_body_cleanup() it.
- * @return KVF_OK; KVF_ERR_INVALID (the text names the field); KVF_ERR_UNSUPPORTED (early_ticket);
- * KVF_ERR_NO_MEMORY.
+ * @return KVF_OK; KVF_ERR_INVALID (the text names the field); KVF_ERR_NO_MEMORY.
  */
 KVF_CHECK kvf_status_t kvf_body_read_prefill(const kvf_alloc_t *alloc, const char *text,
                                              size_t bytes, kvf_body_t *body_p,

@@ -114,13 +114,24 @@ static uint64_t layers_done_us(const kvf_job_t *job, uint32_t end) {
     return done_us(job, (double)end / job->node->n_layers);
 }
 
+/* Answer with the ticket, once. */
+static void hand_out_ticket(kvf_job_t *job) {
+    char ticket[KVF_TICKET_BYTES];
+    if (job->http != NULL &&
+        kvf_send_ticket(job->node->agent, job->send, ticket, sizeof(ticket)) == KVF_OK) {
+        json_t *answer = kvf_record_prefill(job, ticket);
+        kvf_http_answer_json(job->http, 200, answer);
+        json_decref(answer);
+        job->http = NULL;
+    } /* else the send has ended, and its result is on the way */
+}
+
 /* The prefill is over: hand its tokens and its ticket out. */
 static void finish(kvf_job_t *job) {
     kvf_node_t *node = job->node;
     const kvf_lengths_t *lengths = &job->body.lengths;
-    char ticket[KVF_TICKET_BYTES];
     int32_t tokens[1 + KVF_MAX_AUX_TOKENS];
-    kvf_detail_t detail = {.text = "the ticket cannot be made"};
+    kvf_detail_t detail;
     for (int64_t i = 0; i <= lengths->draft_len; i++) {
         tokens[i] =
             kvf_synthetic_token(&job->body.content, lengths->prompt_len, lengths->prompt_len + i);
@@ -133,15 +144,9 @@ static void finish(kvf_job_t *job) {
         return;
     }
     job->filled = true;
-    kvf_status_t status = kvf_send_ticket(node->agent, job->send, ticket, sizeof(ticket));
+    kvf_status_t status = kvf_send_finish(node->agent, job->send, &aux, &detail);
     if (status == KVF_OK) {
-        status = kvf_send_finish(node->agent, job->send, &aux, &detail);
-    }
-    if (status == KVF_OK) {
-        json_t *answer = kvf_record_prefill(job, ticket);
-        kvf_http_answer_json(job->http, 200, answer);
-        json_decref(answer);
-        job->http = NULL;
+        hand_out_ticket(job);
     } else if (status != KVF_ERR_UNKNOWN) { /* unknown: its result is on the way */
         fail(job, &detail);
     }
@@ -208,6 +213,9 @@ static void work_chunk(kvf_job_t *job) {
 static void prefill_work(kvf_job_t *job) {
     if (job->filled) {
         return;
+    }
+    if (job->body.early_ticket) {
+        hand_out_ticket(job);
     }
     if (in_chunks(job)) {
         work_chunk(job);

@@ -2,6 +2,7 @@
 #include "tools/node/record.h"
 
 #include "kvmgr/base/size.h"
+#include "kvmgr/window.h"
 #include "tools/node/node.h"
 
 static void set(json_t *object, const char *name, json_t *value) {
@@ -35,13 +36,12 @@ json_t *kvf_record_prefill(const kvf_job_t *job, const char *ticket) {
     uint64_t pages = 0, bytes = 0;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &node->layout.groups[g];
-        const kvf_table_t table = kvf_seq_table(job->lease.seq, g);
+        kvf_span_t stale = kvf_stale_span(kvf_prompt_tokens(&job->body.lengths),
+                                          group->tokens_per_block, group->window, group->sinks);
         int64_t n = kvf_record_prompt_blocks(&job->body.lengths, group);
-        for (int64_t i = kvf_table_next_bound(&table, 0, n); i < n;
-             i = kvf_table_next_bound(&table, i + 1, n)) {
-            pages++;
-            bytes += kvf_group_block_bytes(group);
-        }
+        n -= stale.first < stale.end ? stale.end - stale.first : 0;
+        pages += (uint64_t)n;
+        bytes += (uint64_t)n * kvf_group_block_bytes(group);
     }
     set(record, "request_id", json_string(job->body.request_id));
     set(record, "kv_transfer_params", transfer_params(job, ticket));

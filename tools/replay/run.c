@@ -138,6 +138,8 @@ static void start_prefill(job_t *job) {
     json_t *body = common_body(job);
     int failed = json_object_set_new(body, "prompt_len", json_integer(job->request->input_tokens));
     failed |= json_object_set_new(body, "draft_len", json_integer(job->run->config->draft_tokens));
+    failed |=
+        json_object_set_new(body, "early_ticket", json_boolean(job->run->config->early_ticket));
     if (failed != 0) {
         json_decref(body);
         body = NULL;

@@ -27,6 +27,7 @@ typedef struct kvf_replay_config {
     double speed; /**< > 0: a request starts timestamp / speed after the first; 0: when there is a
                      place */
     uint32_t draft_tokens; /**< that each request asks for */
+    bool early_ticket;     /**< ask for tickets before prefills have ended */
     uint64_t timeout_us;   /**< for each of the two steps of a request, pauses after 429 included */
     const volatile sig_atomic_t *stop; /**< not 0: start nothing more */
     /** A request failed; texts are borrowed for the call. */
