@@ -52,11 +52,15 @@ def check_transfers():
     expect("the throughput is that of the median",
            abs(line["bytes_per_s"] * line["us"]["p50"] / 1e6 / line["bytes"] - 1) < 0.01)
     expect("defaults", (line["memory"], line["direction"], line["digest"], line["threads"], line["measure"]) ==
-           ("shm", "push", "on", 1, "request"))
+           ("shm", "push", "on", 0, "request"))
     line = measure("--mover", "ucx", "--tls", "tcp,self", "--direction", "pull", "--seed", "77")
     expect(f"options come back: {line}", (line["mover"], line["transport"], line["memory"], line["direction"],
                                           line["seed"]) == ("ucx", "tcp,self", "host", "pull", 77))
     measure("--memory", "host")
+    line = measure("--digest", "off", "--threads", "2")
+    expect(f"without digests, with threads: {line}", line["digest"] == "off" and line["threads"] == 2)
+    line = measure("--mover", "mapped")
+    expect(f"mapped: {line}", (line["mover"], line["transport"]) == ("mapped", "shm"))
     expect("put", measure("--measure", "put")["measure"] == "put")
     line = measure("--measure", "exposed", "--layers", "4")
     expect(f"layers leave one by one: {line}", line["layers"] == 4 and line["layer_us"] > 0 and line["pieces"] == 20)
@@ -79,7 +83,7 @@ def check_errors():
             (("--layers", "3"), 2, "--layers"), (("--digest", "maybe"), 2, "off or on"),
             (("--measure", "none"), 2, "request, put or exposed"), (("--reference", "x"), 2, "wakeup"),
             (("--measure", "put", "--reference", "nt"), 2, "--reference"), (("stray",), 2, "stray"),
-            (("--tls", "tcp,self", "--memory", "shm"), 1, "unsupported"),
+            (("--mover", "mapped", "--memory", "host"), 1, "unsupported"),
             (("--pool-bytes", "1048576GiB", "--block-bytes", "1GiB", "--memory", "shm"), 1, "memory")):
         done = bench(*SMALL, *args)
         lines = [line for line in done.stderr.splitlines() if "Try `" not in line]

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define MAX_REPS 1000000
-#define MAX_THREADS 256
+#define MAX_THREADS 64
 
 enum {
     KEY_MOVER = 1000,
@@ -48,7 +48,10 @@ static const struct argp_option arguments[] = {
      .doc = "Of the pools: host or shm (shm where --tls can make it)"},
     {.name = "direction", .key = KEY_DIRECTION, .arg = "WAY", .doc = "push or pull (push)"},
     {.name = "digest", .key = KEY_DIGEST, .arg = "on|off", .doc = "Verify what arrives (on)"},
-    {.name = "threads", .key = KEY_THREADS, .arg = "N", .doc = "Threads that copy (1)"},
+    {.name = "threads",
+     .key = KEY_THREADS,
+     .arg = "N",
+     .doc = "Threads that copy (the library's choice; of a reference 1)"},
     {.name = "measure",
      .key = KEY_MEASURE,
      .arg = "WHAT",
@@ -173,6 +176,9 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         if (options->memory == NULL) {
             options->memory = kvf_bench_memory(options->tls);
         }
+        if (options->threads == 0 && options->reference != KVF_BENCH_NONE) {
+            options->threads = 1;
+        }
         if (kvf_bench_check(options, &detail) != KVF_OK) {
             argp_error(state, "%s", detail.text);
         }
@@ -233,7 +239,6 @@ int main(int argc, char **argv) {
                                    .pool_bytes = UINT64_C(1) << 30,
                                    .reps = 20,
                                    .warmup = 3,
-                                   .threads = 1,
                                    .seed = 1};
     char name[] = "kvferry bench";
     const bool sender = argc > 1 && strcmp(argv[1], "sender") == 0;

@@ -18,7 +18,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define MAX_THREADS 256
+#define MAX_THREADS 64
 /* Blocks of one system call. */
 #define BATCH 64
 

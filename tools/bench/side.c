@@ -16,23 +16,6 @@ uint64_t kvf_bench_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Settings that the library does not have yet end here: each is one assignment once it has. */
-static kvf_status_t configure(const kvf_bench_options_t *options, kvf_agent_config_t *config,
-                              kvf_detail_t *detail) {
-    config->mover = options->mover;
-    config->ucx_tls = options->tls;
-    if (!options->digest) {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                        "digest off: this version always makes digests; leave --digest out");
-    }
-    if (options->threads != 1) {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                        "threads: this version moves bytes on the agent's thread; leave --threads "
-                        "out, or give --reference");
-    }
-    return KVF_OK;
-}
-
 /* All pages are ours, whichever of them the blocks lie in. */
 static kvf_status_t take_pages(const kvf_bench_options_t *options, int number,
                                kvf_bench_side_t *side, kvf_detail_t *detail) {
@@ -64,12 +47,13 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
     config.instance = names[number];
     config.control_listen = "127.0.0.1:0";
     config.layout = &side_p->layout;
+    config.mover = options->mover;
+    config.mover_threads = (uint32_t)options->threads;
+    config.digests = options->digest;
+    config.ucx_tls = options->tls;
     memcpy(config.cluster_key, key, KVF_KEY_BYTES);
     kvf_status_t status =
         kvf_bench_layout(options->block_bytes, options->layers, &side_p->layout, detail);
-    if (status == KVF_OK) {
-        status = configure(options, &config, detail);
-    }
     if (status == KVF_OK) {
         status = kvf_agent_create(&config, &side_p->agent, detail);
     }
