@@ -13,7 +13,8 @@ LABEL_STEP = 15
 STYLES = {
     "mapped-on": ("ours", ""), "mapped-off": ("ours", "6 4"), "ucx-shm-on": ("ours2", ""), "ucx-shm-off": ("ours2", "6 4"),
     "ucx-tcp-on": ("ours", ""), "ucx-tcp-off": ("ours", "6 4"), "nixl-default": ("nixl2", ""), "nixl-shm": ("nixl", ""),
-    "nixl-tcp": ("nixl", ""), "mooncake-tcp": ("moon", ""), "memcpy": ("bare2", "2 4"), "nt": ("bare", "2 4"), "socket": ("bare", "2 4"),
+    "nixl-tcp": ("nixl", ""), "mooncake-tcp": ("moon", ""), "memcpy": ("bare2", "2 4"), "nt": ("bare", "2 4"),
+    "socket": ("bare", "2 4"),
 }
 CSS = """
 text { font: 12px system-ui, sans-serif; fill: var(--ink); }
@@ -68,7 +69,8 @@ def panel(figures, axis, name, title, left, width):
         parts.append('<line class="grid" x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>' % (left, y, left + width, y))
         parts.append('<text class="soft" x="%d" y="%.1f" text-anchor="end">%g</text>' % (left - 8, y + 4, value))
     for x, size in zip(xs, sizes):
-        parts.append('<text class="soft" x="%.1f" y="%d" text-anchor="middle">%s</text>' % (x, HEIGHT - BOTTOM + 20, size_name(size)))
+        parts.append('<text class="soft" x="%.1f" y="%d" text-anchor="middle">%s</text>' %
+                     (x, HEIGHT - BOTTOM + 20, size_name(size)))
     lines = []
     for candidate in figures.data["candidates"]:
         speeds = [figures.gb_per_s(candidate["key"], figures.case(size)) for size in sizes]
@@ -98,7 +100,8 @@ def svg(data):
              (WIDTH, HEIGHT, "Throughput in GB/s by size of a block, kvferry, NIXL, Mooncake and the machine"),
              "<!-- SPDX-License-Identifier: Apache-2.0 -->", "<style>%s</style>" % CSS,
              '<rect width="%d" height="%d" style="fill: var(--back)"/>' % (WIDTH, HEIGHT),
-             '<text class="soft" x="%d" y="24">GB/s seen by the receiver, median; 64 MiB of scattered blocks, every byte verified</text>' % PANELS[0][2],
+             '<text class="soft" x="%d" y="24">GB/s seen by the receiver, median; 64 MiB of scattered blocks, every byte '
+             'verified</text>' % PANELS[0][2],
              '<text class="soft" x="%d" y="%d">size of a block; %s, %s</text>' %
              (PANELS[0][2], HEIGHT - 12, escape(data["machine"]["cpu"]), data["date"])]
     if speeds:

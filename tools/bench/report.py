@@ -10,6 +10,7 @@ KIB = 1 << 10
 PEERS = ("nixl-default", "nixl-shm", "nixl-tcp", "mooncake-tcp")
 PEERS_TCP = ("nixl-tcp", "mooncake-tcp")
 LAYERS = 16
+PIECES = 65536
 # What others may use of the machine before the page says so at its top.
 DISTURBED_CORES = 0.2
 
@@ -106,43 +107,60 @@ def at_most(what, target, value, limit, unit, note, reason):
     """A target of the kind: at most so much."""
     if value is None or limit is None:
         return row(what, target, "", None, reason)
-    return row(what, target, "%.2f (%s of at most %s %s)" % (value / limit, number(value), number(limit), unit), value <= limit, note)
+    measured = "%.2f (%s of at most %s %s)" % (value / limit, number(value), number(limit), unit)
+    return row(what, target, measured, value <= limit, note)
 
 
-def targets(figures):
+def throughput_targets(figures, on, off):
     sizes = figures.sizes
-    from_16, from_64 = [s for s in sizes if s >= 16 * KIB], [s for s in sizes if s >= 64 * KIB]
-    on, off = figures.best_shm("on"), figures.best_shm("off")
-    small, default = figures.us(on, figures.small), figures.us("nixl-default", figures.small)
-    nixl = [us for us in (default, figures.us("nixl-shm", figures.small)) if us]
-    wakeup = figures.extra_us("wakeup")
-    rows = [
+    at_16, from_16, from_64 = ([s for s in sizes if keep(s)] for keep in
+                               (lambda s: s == 16 * KIB, lambda s: s >= 16 * KIB, lambda s: s >= 64 * KIB))
+    below_16 = [s for s in sizes if s < 16 * KIB]
+    return [
         by_size(figures, "shared memory, digests off, of the non-temporal copy", 0.85, off, ["nt"], from_16),
-        by_size(figures, "shared memory, digests on, of the non-temporal copy", 0.42, on, ["nt"], sizes, reported=[s for s in sizes if s < 16 * KIB]),
+        by_size(figures, "shared memory, digests on, of the non-temporal copy", 0.42, on, ["nt"], sizes, below_16),
         by_size(figures, "shared memory, digests on, of the fastest peer, from 64 KiB", 1.4, on, PEERS, from_64),
-        by_size(figures, "shared memory, digests on, of the fastest peer, at 16 KiB", 1.05, on, PEERS, [s for s in sizes if s == 16 * KIB]),
+        by_size(figures, "shared memory, digests on, of the fastest peer, at 16 KiB", 1.05, on, PEERS, at_16),
         by_size(figures, "shared memory, digests off, of the fastest peer", 1.5, off, PEERS, sizes),
         by_size(figures, "tcp, digests off, of a bare socket, from 64 KiB", 0.9, "ucx-tcp-off", ["socket"], from_64),
         by_size(figures, "tcp, digests on, of a bare socket, from 64 KiB", 0.8, "ucx-tcp-on", ["socket"], from_64),
         by_size(figures, "tcp, digests on, of the fastest peer over tcp", 1.2, "ucx-tcp-on", PEERS_TCP, sizes),
-        at_most("64 x 16 KiB, of NIXL's fastest and two wake-ups", "<= 1", small,
-                min(nixl) + 2 * wakeup if nixl and wakeup else None, "us", figures.labels[on], figures.why_not(on, "nixl-default", "nixl-shm")),
-        at_most("64 x 16 KiB, of half of NIXL's default", "<= 1", small, default / 2 if default else None, "us", figures.labels[on],
-                figures.why_not(on, "nixl-default")),
     ]
+
+
+def latency_targets(figures, on):
+    small, default = figures.us(on, figures.small), figures.us("nixl-default", figures.small)
+    nixl = [us for us in (default, figures.us("nixl-shm", figures.small)) if us]
+    wakeup = figures.extra_us("wakeup")
     exposed, whole, trip = (figures.extra_us(what) for what in ("layers", "layers_all", "round_trip"))
-    limit = 1.3 * (whole / LAYERS + trip) if whole and trip else None
-    rows.append(at_most("layer by layer, prefill slower than the link: exposed time", "<= 1.3 x (last layer + round trip)", exposed, limit,
-                        "us", "a round trip: a request of one block of 64 bytes", figures.why_not(on)))
-    tcp = {size: figures.speed_ratio("ucx-tcp-on", ["ucx-tcp-off"], figures.case(size)) for size in sizes}
-    costs = {size: 1 - ratio for size, ratio in tcp.items() if ratio is not None}
-    rows.append(row("digest: cost over tcp", "<= 0.15", ", ".join("%.2f (%s)" % (c, size_name(s)) for s, c in costs.items()),
-                    max(costs.values()) <= 0.15 if costs else None, "" if costs else figures.why_not("ucx-tcp-off", "ucx-tcp-on")))
+    return [
+        at_most("64 x 16 KiB, of NIXL's fastest and two wake-ups", "<= 1", small,
+                min(nixl) + 2 * wakeup if nixl and wakeup else None, "us", figures.labels[on],
+                figures.why_not(on, "nixl-default", "nixl-shm")),
+        at_most("64 x 16 KiB, of half of NIXL's default", "<= 1", small, default / 2 if default else None, "us",
+                figures.labels[on], figures.why_not(on, "nixl-default")),
+        at_most("layer by layer, prefill slower than the link: exposed time", "<= 1.3 x (last layer + round trip)", exposed,
+                1.3 * (whole / LAYERS + trip) if whole and trip else None, "us",
+                figures.labels[on] + "; a round trip: a request of one block of 64 bytes", figures.why_not(on)),
+    ]
+
+
+def cost_targets(figures, off):
+    ratios = {s: figures.speed_ratio("ucx-tcp-on", ["ucx-tcp-off"], figures.case(s)) for s in figures.sizes}
+    costs = {size: 1 - ratio for size, ratio in ratios.items() if ratio is not None}
+    digest = row("digest: cost over tcp", "<= 0.15", ", ".join("%.2f (%s)" % (c, size_name(s)) for s, c in costs.items()),
+                 max(costs.values()) <= 0.15 if costs else None,
+                 figures.labels["ucx-tcp-on"] if costs else figures.why_not("ucx-tcp-off", "ucx-tcp-on"))
     pieces, bare = figures.extra_us("pieces"), figures.extra_us("pieces_memcpy")
-    ns = (pieces - bare) * 1e3 / 65536 if pieces and bare else None
-    rows.append(at_most("planning and posting a piece", "<= 60 ns", ns, 60.0, "ns",
-                        "an upper bound: all of a request of 65536 blocks of 64 bytes but the time of its memcpy", figures.why_not(off)))
-    return rows
+    piece = at_most("planning and posting a piece", "<= 60 ns", (pieces - bare) * 1e3 / PIECES if pieces and bare else None,
+                    60.0, "ns", "%s; an upper bound: all of a request of %d blocks of 64 bytes but the time of its memcpy" %
+                    (figures.labels[off], PIECES), figures.why_not(off))
+    return [digest, piece]
+
+
+def targets(figures):
+    on, off = figures.best_shm("on"), figures.best_shm("off")
+    return throughput_targets(figures, on, off) + latency_targets(figures, on) + cost_targets(figures, off)
 
 
 def target_table(rows):
@@ -163,7 +181,8 @@ def speed_table(figures, panel, reference):
             ratio = figures.speed_ratio(candidate["key"], [reference], figures.case(size))
             cells.append("failed" if speed is None else "%.2f" % speed + (" (%.2f)" % ratio if ratio is not None else ""))
         us = figures.us(candidate["key"], figures.small)
-        lines.append("| %s | %s | %s |" % (candidate["label"], " | ".join(cells), "failed" if us is None else "%.3f" % (us / 1e3)))
+        lines.append("| %s | %s | %s |" % (candidate["label"], " | ".join(cells),
+                                           "failed" if us is None else "%.3f" % (us / 1e3)))
     return lines
 
 
@@ -172,7 +191,8 @@ def summary(rows):
     unknown = [r for r in rows if r["met"] is None]
     lines = []
     if short:
-        lines += ["**Falls short:**", ""] + ["- %s: %s; the target is %s" % (r["what"], r["measured"], r["target"]) for r in short] + [""]
+        lines += ["**Falls short:**", ""]
+        lines += ["- %s: %s; the target is %s" % (r["what"], r["measured"], r["target"]) for r in short] + [""]
     else:
         lines += ["Nothing that was measured falls short.", ""]
     if unknown:
@@ -180,50 +200,64 @@ def summary(rows):
     return lines
 
 
+def medians(figures):
+    threads, tests = figures.data["threads"], figures.data["ucx_perftest"]
+    lines = ["## Medians", "", "GB/s seen by the receiver, and how much that is of the non-temporal copy with %d thread%s:" %
+             (threads, "s" if threads > 1 else ""), ""]
+    lines += speed_table(figures, "shm", "nt") + ["", "The same over tcp, and how much it is of the bare socket:", ""]
+    lines += speed_table(figures, "tcp", "socket") + [""]
+    if not tests:
+        return lines + ["`ucx_perftest` is absent.", ""]
+    lines += ["UCX alone (`ucx_perftest`, active messages from one buffer into one buffer, which stay in the cache; nothing is",
+              "checked):", ""]
+    for tls, speeds in tests.items():
+        lines.append("- %s: %s" % (tls, ", ".join("%.2f GB/s (%s)" % (v, size_name(int(s))) for s, v in speeds.items())))
+    return lines + [""]
+
+
+def left_out(figures):
+    lines = []
+    if figures.absent:
+        lines += ["Left out:", ""] + ["- %s: %s" % (figures.labels[key], why) for key, why in figures.absent.items()] + [""]
+    bad = [run for run in figures.data["runs"] if run["line"] is None or not run["line"]["verified"]]
+    if bad:
+        lines += ["Runs without a figure:", ""]
+        lines += ["- round %d, %s, %d blocks of %s: %s" %
+                  (run["round"] + 1, figures.labels.get(run["candidate"], run["candidate"]), run["blocks"],
+                   size_name(run["block_bytes"]) if run["block_bytes"] >= KIB else "%d bytes" % run["block_bytes"],
+                   run["failed"] or "wrong bytes") for run in bad] + [""]
+    return lines
+
+
+HOW = """Blocks in seeded random order, no two adjacent, from a 1 GiB pool in one process to a 1 GiB pool in another, 64 MiB a
+transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request (of
+NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. Rounds: %d, in which
+the candidates take turns, each with %d transfers after warm-up, and five times as many small ones. NIXL runs without its
+progress thread, which costs a core, and over shared memory without error handling, which it needs there; Mooncake with
+connections that stay and room for all blocks in its queue. Their pools are private memory, with huge pages where the
+machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. The raw data are in
+[compare.json](compare.json)."""
+
+
+def how(data):
+    machine = data["machine"]
+    return ["## How", "", "    " + data["command"], "", HOW % (data["rounds"], data["reps"]), "", "| | |", "|---|---|",
+            "| machine | %s, %d cores, %.1f GiB; Linux %s |" %
+            (machine["cpu"], machine["cores"], machine["memory_bytes"] / (1 << 30), machine["kernel"]),
+            "| huge pages | %s |" % machine["huge_pages"],
+            "| other work | load %.2f before; %.2f cores used by others, median of the runs |" %
+            (machine["load_before"], data["foreign_cores"]),
+            "| versions | %s |" % "; ".join("%s %s" % (name, text.replace("kvferry ", ""))
+                                            for name, text in data["versions"].items()),
+            "| date | %s, %d s |" % (data["date"], data["seconds"]), ""]
+
+
 def markdown(data):
     figures = Figures(data)
     rows = targets(figures)
-    machine, versions = data["machine"], data["versions"]
-    failed = [run for run in data["runs"] if run["line"] is None]
-    wrong = [run for run in data["runs"] if run["line"] and not run["line"]["verified"]]
     lines = ["<!-- SPDX-License-Identifier: Apache-2.0 -->", "# Compared with NIXL, Mooncake and the machine", ""]
     if data["foreign_cores"] > DISTURBED_CORES:
         lines += ["**Disturbed:** other programs used %.1f of %d cores meanwhile; the figures say little." %
-                  (data["foreign_cores"], machine["cores"]), ""]
-    lines += summary(rows)
-    lines += ["![Throughput by size of a block](compare.svg)", "", "## Targets", ""] + target_table(rows) + [""]
-    lines += ["## Medians", "", "GB/s seen by the receiver, and how much that is of the non-temporal copy with %d thread%s:" %
-              (data["threads"], "s" if data["threads"] > 1 else ""), ""]
-    lines += speed_table(figures, "shm", "nt") + ["", "The same over tcp, and how much it is of the bare socket:", ""]
-    lines += speed_table(figures, "tcp", "socket") + [""]
-    if data["ucx_perftest"]:
-        lines += ["UCX alone (`ucx_perftest`, active messages from one buffer into one buffer, which stay in the cache; nothing is", "checked):", ""]
-        for tls, speeds in data["ucx_perftest"].items():
-            lines.append("- %s: %s" % (tls, ", ".join("%.2f GB/s (%s)" % (speed, size_name(int(size))) for size, speed in speeds.items())))
-        lines.append("")
-    else:
-        lines += ["`ucx_perftest` is absent.", ""]
-    if figures.absent:
-        lines += ["Left out:", ""] + ["- %s: %s" % (figures.labels[key], reason) for key, reason in figures.absent.items()] + [""]
-    if failed or wrong:
-        lines += ["Runs without a figure:", ""]
-        lines += ["- round %d, %s, %d blocks of %s: %s" % (run["round"] + 1, figures.labels.get(run["candidate"], run["candidate"]), run["blocks"],
-                                                         size_name(run["block_bytes"]) if run["block_bytes"] >= KIB else "%d bytes" % run["block_bytes"],
-                                                         run["failed"] or "wrong bytes") for run in failed + wrong] + [""]
-    lines += ["## How", "", "    " + data["command"], "",
-              "Blocks in seeded random order, no two adjacent, from a 1 GiB pool in one process to a 1 GiB pool in another, %d MiB a" % 64,
-              "transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request (of",
-              "NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. %d round%s of %d" %
-              (data["rounds"], "s" if data["rounds"] > 1 else "", data["reps"]),
-              "transfers (five times as many of the small ones) after warm-up, in which the candidates take turns. NIXL runs without its",
-              "progress thread, which costs a core, and over shared memory without error handling, which it needs there; Mooncake with",
-              "connections that stay and room for all blocks in its queue. Their pools are private memory, with huge pages where the",
-              "machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. The raw data are in",
-              "[compare.json](compare.json).", "",
-              "| | |", "|---|---|",
-              "| machine | %s, %d cores, %.1f GiB; Linux %s |" % (machine["cpu"], machine["cores"], machine["memory_bytes"] / (1 << 30), machine["kernel"]),
-              "| huge pages | %s |" % machine["huge_pages"],
-              "| other work | load %.2f before; %.2f cores used by others, median of the runs |" % (machine["load_before"], data["foreign_cores"]),
-              "| versions | %s |" % "; ".join("%s %s" % (name, text.replace("kvferry ", "")) for name, text in versions.items()),
-              "| date | %s, %d s |" % (data["date"], data["seconds"]), ""]
-    return "\n".join(lines)
+                  (data["foreign_cores"], data["machine"]["cores"]), ""]
+    lines += summary(rows) + ["![Throughput by size of a block](compare.svg)", "", "## Targets", ""] + target_table(rows) + [""]
+    return "\n".join(lines + medians(figures) + left_out(figures) + how(data))

@@ -61,9 +61,11 @@ class Pool:
 
     def pattern(self, rep, first, end):
         numpy = self.numpy
-        index = numpy.arange(first, end, dtype=numpy.uint64) + numpy.uint64(rep << 32)
-        # Multiplying by an odd number keeps different ones different.
-        return (index * numpy.uint64(0xBF58476D1CE4E5B9))[:, None] + self.ramp[None, :]
+        words = numpy.arange(first, end, dtype=numpy.uint64) + numpy.uint64(rep << 32)
+        # Different ones stay different, in nearly every byte: splitmix64 (Steele, Lea, Flood 2014).
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            words = (words ^ (words >> numpy.uint64(shift))) * numpy.uint64(factor)
+        return words[:, None] + self.ramp[None, :]
 
     def parts(self):
         """Some blocks at a time, so that the temporary arrays stay in the cache."""
