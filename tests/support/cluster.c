@@ -2,6 +2,7 @@
 #include "cluster.h"
 
 #include "kernels/digest.h"
+#include "mappings.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -24,6 +25,8 @@ typedef struct end {
 struct cluster {
     cluster_options_t options;
     kvf_sim_net_t *net;
+    mappings_t *mappings;
+    uint64_t n_lives;
     node_t nodes[CLUSTER_NODES];
     size_t n_nodes;
     end_t ends[MAX_ENDS + 1];
@@ -142,7 +145,28 @@ static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
 static void do_verify(void *ctx, kvf_verify_t *job) {
     node_t *node = ctx;
     job->job.next = node->jobs;
+    job->source = NULL;
+    if (job->peer != 0) {
+        mappings_use(node->cluster->mappings, node, job);
+    }
     node->jobs = &job->job;
+}
+
+static kvf_status_t do_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                           const int64_t *n_pages, kvf_detail_t *detail) {
+    node_t *node = ctx;
+    return mappings_map(node->cluster->mappings, node, peer, address, bytes, n_pages, detail);
+}
+
+static void do_unmap(void *ctx, uint64_t peer) {
+    node_t *node = ctx;
+    mappings_unmap(node->cluster->mappings, node, peer);
+}
+
+static void do_digest(void *ctx, kvf_window_t *window) {
+    node_t *node = ctx;
+    window->job.next = node->digests;
+    node->digests = &window->job;
 }
 
 static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
@@ -228,6 +252,63 @@ static bool step_end(cluster_t *cluster, uint64_t conn) {
     return false;
 }
 
+static bool run_digests(node_t *node) {
+    bool any = node->digests != NULL;
+    while (node->digests != NULL) {
+        kvf_window_t *window = (kvf_window_t *)node->digests;
+        node->digests = window->job.next;
+        for (uint32_t i = 0; i < window->n_pieces; i++) {
+            kvf_piece_t *piece = &window->pieces[i];
+            piece->digest = window->digests ? kvf_digest(piece->source, piece->bytes) : 0;
+        }
+        kvf_core_moved(node->core, window, KVF_OK);
+    }
+    return any;
+}
+
+/* Where the idx-th job that may run hangs, or NULL: digests always, copies unless they are held. */
+static kvf_job_t **job_at(node_t *node, size_t idx, bool copies, bool digests) {
+    kvf_job_t **at = &node->jobs;
+    for (; *at != NULL; at = &(*at)->next) {
+        bool copy = ((kvf_verify_t *)*at)->source != NULL;
+        if ((copy ? copies : digests) && idx-- == 0) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
+static void run_job(node_t *node, kvf_job_t **at) {
+    kvf_verify_t *job = (kvf_verify_t *)*at;
+    *at = job->job.next;
+    mappings_run(node, job);
+}
+
+static bool run_jobs(node_t *node) {
+    bool any = false;
+    kvf_job_t **at;
+    while ((at = job_at(node, 0, !node->cluster->hold, true)) != NULL) {
+        run_job(node, at);
+        any = true;
+    }
+    return any;
+}
+
+size_t node_jobs(const node_t *node) {
+    size_t n = 0;
+    for (kvf_job_t *job = node->jobs; job != NULL; job = job->next) {
+        n += ((kvf_verify_t *)job)->source != NULL;
+    }
+    return n;
+}
+
+void node_run_job(node_t *node, size_t idx) {
+    kvf_job_t **at = job_at(node, idx, true, false);
+    cr_assert_not_null(at);
+    kvf_core_set_time(node->core, node_now(node));
+    run_job(node, at);
+}
+
 static bool step_node(node_t *node) {
     bool any = false;
     if (node->core == NULL || !alive(node)) {
@@ -235,17 +316,9 @@ static bool step_node(node_t *node) {
     }
     kvf_core_set_time(node->core, node_now(node));
     any |= node->mover->ops->progress(node->mover) > 0;
-    while (node->jobs != NULL) {
-        kvf_verify_t *job = (kvf_verify_t *)node->jobs;
-        node->jobs = job->job.next;
-        for (uint32_t i = 0; i < job->n_items; i++) {
-            kvf_verify_item_t *item = &job->items[i];
-            item->digest = kvf_digest(node_page(node, item->group_idx, item->slot) + item->offset,
-                                      item->bytes);
-        }
-        kvf_core_verified(node->core, job);
-        any = true;
-    }
+    any |= mappings_step(node->cluster->mappings, node);
+    any |= run_digests(node);
+    any |= run_jobs(node);
     kvf_core_tick(node->core);
     any |= kvf_core_pump(node->core);
     any |= kvf_core_deliver(node->core);
@@ -297,8 +370,27 @@ void cluster_hold_chunks(cluster_t *cluster, bool hold) {
     cluster->hold = hold;
 }
 
+void cluster_needs_chunks(void) {
+    if (getenv("KVF_TEST_MAPPED") != NULL) {
+        cr_skip_test("no chunks where receivers copy themselves");
+    }
+}
+
+bool cluster_is_mapped(const cluster_t *cluster) {
+    return cluster->options.mapped;
+}
+
 kvf_sim_net_t *cluster_net(cluster_t *cluster) {
     return cluster->net;
+}
+
+mappings_t *cluster_mappings(cluster_t *cluster) {
+    return cluster->mappings;
+}
+
+node_t *cluster_find(cluster_t *cluster, uint64_t number) {
+    cr_assert(number >= 1 && number <= cluster->n_nodes);
+    return &cluster->nodes[number - 1];
 }
 
 uint64_t cluster_now(const cluster_t *cluster) {
@@ -363,6 +455,7 @@ static void node_start(node_t *node) {
     const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, node};
     uint8_t address[64];
     size_t address_bytes;
+    node->life = ++cluster->n_lives;
     kvf_alloc_fail_init(&node->alloc, 0);
     node->log = (kvf_log_t){do_log, node, KVF_LOG_WARN};
     cr_assert_eq(kvf_mover_sim_create(cluster->net, node->number, &sink, &node->mover), KVF_OK);
@@ -381,6 +474,9 @@ static void node_start(node_t *node) {
                 .post = do_post,
                 .page = do_page,
                 .verify = do_verify,
+                .map = do_map,
+                .unmap = do_unmap,
+                .digest = do_digest,
                 .ctx = node},
         .mover_name = "sim",
         .mover_checked = !cluster->options.one_sided,
@@ -394,6 +490,10 @@ static void node_start(node_t *node) {
     cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
     kvf_core_set_time(node->core, node_now(node));
     cr_assert_eq(kvf_core_set_addresses(node->core, node->address, address, address_bytes), KVF_OK);
+    if (cluster->options.mapped) {
+        const mappings_address_t mapped = {node->number, node->life};
+        cr_assert_eq(kvf_core_set_mapped_address(node->core, &mapped, sizeof(mapped)), KVF_OK);
+    }
     node->dead = false;
 }
 
@@ -420,13 +520,15 @@ node_t *cluster_node(cluster_t *cluster, const kvf_layout_t *layout, int64_t n_p
 
 static void node_stop(node_t *node) {
     node->mover->ops->destroy(node->mover);
+    (void)run_digests(node); /* or their windows are not freed */
+    mappings_drop(node->cluster->mappings, node);
     kvf_core_destroy(node->core);
     node->core = NULL;
     node->mover = NULL;
     node->jobs = NULL;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         kvf_pages_destroy(node->pages[g]);
-        free(node->memory[g]);
+        mappings_keep(node->cluster->mappings, node->memory[g]);
         node->pages[g] = NULL;
         node->memory[g] = NULL;
     }
@@ -454,6 +556,8 @@ void cluster_restart(node_t *node) {
 cluster_t *cluster_create(const cluster_options_t *options) {
     cluster_t *cluster = calloc(1, sizeof(*cluster));
     cluster->options = *options;
+    cluster->options.mapped |= getenv("KVF_TEST_MAPPED") != NULL;
+    cluster->mappings = mappings_create();
     cluster->now_us = 1000000;
     kvf_sim_config_t sim = {.checked = !options->one_sided,
                             .chunk_bytes = options->chunk_bytes == 0 ? 4096 : options->chunk_bytes,
@@ -470,6 +574,7 @@ void cluster_destroy(cluster_t *cluster) {
         }
     }
     kvf_sim_net_destroy(cluster->net);
+    mappings_destroy(cluster->mappings);
     for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
         free(cluster->ends[conn].data);
     }

@@ -16,10 +16,13 @@
 #define CLUSTER_NODES 4
 
 typedef struct cluster cluster_t;
+typedef struct mapping mapping_t;
+typedef struct mappings mappings_t;
 
 typedef struct node {
     cluster_t *cluster;
     uint64_t number; /**< 1, 2, ... also of its mover; its address is "127.0.0.1:<number>" */
+    uint64_t life;   /**< another one after each start */
     kvf_alloc_fail_t alloc;
     kvf_layout_t layout;
     kvf_agent_config_t config;
@@ -30,9 +33,10 @@ typedef struct node {
     int64_t n_pages;
     uint64_t ahead_us; /**< its clock is ahead of the cluster's; set it while nothing runs */
     char address[KVF_ADDRESS_BYTES];
-    bool dead;       /**< killed: nothing is delivered to it, its connections are closed */
-    bool stopped;    /**< frozen: nothing is delivered to it, its connections stay */
-    kvf_job_t *jobs; /**< of kvf_verify_t */
+    bool dead;          /**< killed: nothing is delivered to it, its connections are closed */
+    bool stopped;       /**< frozen: nothing is delivered to it, its connections stay */
+    kvf_job_t *jobs;    /**< of kvf_verify_t, the last one first */
+    kvf_job_t *digests; /**< of kvf_window_t */
     kvf_log_t log;
     int warnings;       /**< and errors, lines of the log */
     char warning[1024]; /**< the last one */
@@ -41,6 +45,7 @@ typedef struct node {
 typedef struct cluster_options {
     bool one_sided;       /**< the mover is not checked */
     uint64_t chunk_bytes; /**< 0 = 4096 */
+    bool mapped;          /**< nodes map each other's pools; so they do under KVF_TEST_MAPPED */
 } cluster_options_t;
 
 cluster_t *cluster_create(const cluster_options_t *options);
@@ -68,8 +73,25 @@ void cluster_advance(cluster_t *cluster, uint64_t us);
 /** What the next random numbers follow from: two nodes made after the same seed have one
  * incarnation. */
 void cluster_seed(cluster_t *cluster, uint8_t seed);
+/** Keep chunks, and jobs that copy from mapped pools, from getting on. */
 void cluster_hold_chunks(cluster_t *cluster, bool hold);
+/** This test is about chunks of the ordinary mover: leave it out where nodes map each other. */
+void cluster_needs_chunks(void);
+/** @return Whether nodes map each other's pools. */
+bool cluster_is_mapped(const cluster_t *cluster);
+/** What becomes of attempts to map pools, from now on. */
+typedef enum map_fate { MAP_GOES_WELL, MAP_IS_REFUSED, MAP_FAILS, MAP_SILENT } map_fate_t;
+void cluster_map_fate(cluster_t *cluster, map_fate_t fate);
+/** Let owners of pools not notice that mappings are gone. */
+void cluster_hold_returned(cluster_t *cluster, bool hold);
+/** @return How many copy jobs the node has; do the idx-th, counted from the latest, and report it.
+ */
+size_t node_jobs(const node_t *node);
+void node_run_job(node_t *node, size_t idx);
 kvf_sim_net_t *cluster_net(cluster_t *cluster);
+mappings_t *cluster_mappings(cluster_t *cluster);
+/** @return The node of that number. */
+node_t *cluster_find(cluster_t *cluster, uint64_t number);
 uint64_t cluster_now(const cluster_t *cluster);
 /** What becomes of a connection that breaks. */
 typedef enum cut {

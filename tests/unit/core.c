@@ -131,6 +131,7 @@ Test(core, a_frozen_node_that_is_dialled_is_lost_in_time) {
 
 Test(core, a_flipped_byte_is_named) {
     pair_t p;
+    cluster_needs_chunks();
     pair_open(&p, &(cluster_options_t){.one_sided = true}, 40);
     cluster_hold_chunks(p.cluster, true);
     cr_assert_eq(pair_fetch(&p), KVF_OK);
@@ -211,6 +212,7 @@ ParameterizedTest(int *i, core, misplaced_chunks) {
     bool stranger = *i % 2 == 1;
     kvf_counters_t counters;
     pair_t p;
+    cluster_needs_chunks();
     kvf_chunk_t chunk = first_chunk(&p);
     misplace(&chunk, *i / 2);
     chunk.grant_key ^= stranger ? 1 : 0;
@@ -230,6 +232,7 @@ ParameterizedTest(int *i, core, misplaced_chunks) {
 
 Test(core, chunks_that_come_twice_or_late_or_for_nobody) {
     pair_t p;
+    cluster_needs_chunks();
     kvf_chunk_t good = first_chunk(&p), bad = good;
     kvf_core_t *core = p.gen->core;
     cr_assert_eq(kvf_core_grant_check(core, &good), KVF_OK);
