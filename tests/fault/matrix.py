@@ -45,7 +45,7 @@ PHASES = {
 ACTIONS = {"kill": "kill", "stop": "stop", "term": "term", "cut": "cut", "restart": "kill"}
 DIRECTIONS = ("push", "pull")
 TRANSPORTS = {"tcp": {"ucx.tls": "tcp,self", "pool.memory": "host"},
-              "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm"}}
+              "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm", "mover.kind": "ucx"}}
 
 PROMPT_TOKENS = 900
 LOST_S = 1.5 * SLOWNESS
