@@ -328,7 +328,14 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
         kvf_peer_tell_abort(op->peer, &id, op->status, op->detail.text);
     }
-    if (op->ended || recv->requested || !choose_mover(recv)) {
+    if (op->ended || recv->requested) {
+        return;
+    }
+    if (!choose_mover(recv)) {
+        if (recv->farewell) {
+            say_farewell(recv);
+            drop_farewell(recv);
+        }
         return;
     }
     grant_part_t *part = kvf_alloc(core->alloc, sizeof(*part));
