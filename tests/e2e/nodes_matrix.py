@@ -2,8 +2,8 @@
 """Replays of the trace over the product of everything that a node can be told: every byte and the first decode step
 are right, and what moved is what a model counts.
 
-The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager, and who paces. Sixteen
-rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the
+The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager, who paces, and the pools'
+memory, from which the mover follows. Sixteen rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the
 whole cut of the trace, too, and an eighth of the other rows of the product on a few requests: another eighth each day,
 or the one that KVF_MATRIX_TURN=0..7 names. With KVF_LONG=2 all rows run. A row is a test of its own, named after it.
 """
@@ -36,7 +36,9 @@ CACHE = [True, False]
 DRAFTS = [0, 3]
 AUX = ["plain", "cached"]
 DIRECTIONS = ["push", "pull"]
-AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX, DIRECTIONS]
+MOVERS = {"host": "ucx", "shm": "mapped"}
+MEMORIES = list(MOVERS)
+AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX, DIRECTIONS, MEMORIES]
 
 # How much of the trace a preset takes in seconds: longest prompt, number of requests.
 SHARES = {"gemma-3-270m": (16384, 4), "gpt-oss-20b": (2400, 4), "llama-3.1-8b": (1150, 3), "mla-deepseek-v3": (1150, 3)}
@@ -49,19 +51,20 @@ def covering_rows():
 
     i, j, i + j, i + 2j and i + 3j over the field of four elements are an orthogonal array of strength 2 (R. C. Bose, K. A. Bush,
     "Orthogonal arrays of strength two and three", 1952). The two bits of the fourth, and their sum, are three axes of
-    two values; a bit of the fifth is one more.
+    two values; the two bits of the fifth are two more.
     """
     double, triple = [0, 2, 3, 1], [0, 3, 1, 2]
     for i, j in itertools.product(range(4), repeat=2):
-        last = i ^ double[j]
+        last, fifth = i ^ double[j], i ^ triple[j]
         yield (PRESETS[i], BLOCKS[j], CHUNKS[i ^ j], CACHE[last & 1], DRAFTS[last >> 1], AUX[(last & 1) ^ (last >> 1)],
-               DIRECTIONS[(i ^ triple[j]) & 1])
+               DIRECTIONS[fifth & 1], MEMORIES[fifth >> 1])
 
 
 def all_rows():
-    """The product, in which directions take turns."""
-    for row in itertools.product(*AXES[:-1]):
-        yield row + (DIRECTIONS[sum(axis.index(value) for axis, value in zip(AXES, row)) % 2],)
+    """The product, in which directions and memories take turns."""
+    for row in itertools.product(*AXES[:-2]):
+        turn = sum(axis.index(value) for axis, value in zip(AXES, row))
+        yield row + (DIRECTIONS[turn % 2], MEMORIES[turn // 2 % 2])
 
 
 def rows_in_turn(turn):
@@ -72,10 +75,10 @@ def rows_in_turn(turn):
 
 
 def name_of(row):
-    preset, block, chunk, cache, drafts, aux, direction = row
-    return "%s_blocks_of_%d_%s_cache_%s_%d_drafts_%s_aux_%s" % (
+    preset, block, chunk, cache, drafts, aux, direction, memory = row
+    return "%s_blocks_of_%d_%s_cache_%s_%d_drafts_%s_aux_%s_%s" % (
         preset.split("-")[0], block, "chunks_of_%d" % chunk if chunk else "one_step", "on" if cache else "off", drafts, aux,
-        direction)
+        direction, MOVERS[memory])
 
 
 def trace(max_input, limit):
@@ -91,9 +94,10 @@ class Pair:
 
     def __init__(self, test, row, prompts, pool_bytes):
         self.test = test
-        self.preset, self.block, chunk, self.cache, self.drafts, aux, direction = row
+        self.preset, self.block, chunk, self.cache, self.drafts, aux, direction, memory = row
+        self.mover = MOVERS[memory]
         self.prefill, self.decode = test.pair(
-            model__preset=self.preset, model__tokens_per_block=self.block, pool__bytes=pool_bytes, verify="attention", aux=aux,
+            model__preset=self.preset, model__tokens_per_block=self.block, pool__bytes=pool_bytes, pool__memory=memory, verify="attention", aux=aux,
             mover__direction=direction, prefix_cache="true" if self.cache else "false", engine__chunk_tokens=chunk)
         self.here = models.Cache(self.preset, self.block, False, chunks=chunk > 0)
         self.there = models.Cache(self.preset, self.block, True)
@@ -128,6 +132,7 @@ class Pair:
         self.test.assertEqual((answer["verified"], answer["verify"], answer["mismatched_bytes"], answer["missing"]),
                               (True, "attention", 0, []))
         self.test.assertEqual((len(answer["first_tokens"]), len(answer["draft_tokens"])), (1, self.drafts))
+        self.test.assertEqual(answer["mover"], self.mover if answer["bytes"] > 0 else "")
         attention = answer["attention"]
         # The query at the prompt's end sees itself and what its window leaves it, in every layer.
         seen = sum(len(layers) * min(prompt + 1, window or prompt + 1)
@@ -228,7 +233,7 @@ class EachAnswerTest(ClusterTest):
         requests = requests[:4] + [(prompt, ids) for prompt, ids in requests[4:] if tuple(ids[:2]) in conversations][:8]
         self.assertGreater(len(requests), 6)
         prompts = [prompt for prompt, _ in requests]
-        pair = Pair(self, (preset, block, chunk, True, 0, "cached", "pull"), prompts, models.room_for(preset, block, prompts))
+        pair = Pair(self, (preset, block, chunk, True, 0, "cached", "pull", "shm"), prompts, models.room_for(preset, block, prompts))
         for k, (prompt, ids) in enumerate(requests):
             with self.subTest("request %d" % k):
                 pair.ask("r-%d" % k, prompt, ids)
@@ -257,7 +262,7 @@ class EdgesTest(ClusterTest):
             # With the cache, each of them is followed by itself and by longer prompts of the same content.
             further = (0, 0, 1, block - 1, window) if cache else (0,)
             prompts = [length + d for length in lengths for d in further]
-            pair = Pair(self, (preset, block, chunk, cache, 3, "cached", "push"), prompts,
+            pair = Pair(self, (preset, block, chunk, cache, 3, "cached", "push", "host"), prompts,
                         models.room_for(preset, block, prompts))
             for prompt, (length, k) in zip(prompts, itertools.product(lengths, range(len(further)))):
                 with self.subTest("%d tokens, number %d of %d, cache %r" % (prompt, k, length, cache)):
