@@ -3,9 +3,9 @@
 are right, and what moved is what a model counts.
 
 The axes: preset, tokens per block, length of a prefill chunk, prefix cache, drafts, aux manager, who paces, and the pools'
-memory, from which the mover follows. Sixteen rows have every pair of values of any two axes; they run always, on a few requests each. With KVF_LONG=1 they run on the
-whole cut of the trace, too, and an eighth of the other rows of the product on a few requests: another eighth each day,
-or the one that KVF_MATRIX_TURN=0..7 names. With KVF_LONG=2 all rows run. A row is a test of its own, named after it.
+memory, from which the mover follows. Sixteen rows have every pair of values of any two axes; they run always, on a few
+requests each. With KVF_LONG=1 they run on the whole cut of the trace, too, and so does every other row of the product on a
+few requests. A row is a test of its own, named after it.
 """
 
 import datetime
@@ -97,8 +97,8 @@ class Pair:
         self.preset, self.block, chunk, self.cache, self.drafts, aux, direction, memory = row
         self.mover = MOVERS[memory]
         self.prefill, self.decode = test.pair(
-            model__preset=self.preset, model__tokens_per_block=self.block, pool__bytes=pool_bytes, pool__memory=memory, verify="attention", aux=aux,
-            mover__direction=direction, prefix_cache="true" if self.cache else "false", engine__chunk_tokens=chunk)
+            model__preset=self.preset, model__tokens_per_block=self.block, pool__bytes=pool_bytes, pool__memory=memory,
+            verify="attention", aux=aux, mover__direction=direction, prefix_cache="true" if self.cache else "false", engine__chunk_tokens=chunk)
         self.here = models.Cache(self.preset, self.block, False, chunks=chunk > 0)
         self.there = models.Cache(self.preset, self.block, True)
         # The pool of a prefill in chunks is cut for few windows, so that it forgets those of earlier prompts.
