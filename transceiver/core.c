@@ -21,7 +21,16 @@ void kvf_op_due(kvf_op_t *op) {
     core->due_last = op;
 }
 
+/* Its request id may be used again. */
+static void op_unname(kvf_op_t *op) {
+    const kvf_alloc_t *hash_alloc = op->core->alloc;
+    HASH_DELETE(hh_live, op->core->live[op->kind], op);
+}
+
 void kvf_op_end(kvf_op_t *op, kvf_status_t status, const char *message) {
+    if (!op->ended) {
+        op_unname(op);
+    }
     op->ended = true;
     op->result_due = true;
     op->status = status;
@@ -92,13 +101,12 @@ kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, con
     if (core->shutting_down) {
         return kvf_fail(detail, KVF_ERR_CANCELLED, "this agent shuts down");
     }
-    for (const kvf_op_t *other = core->ops; other != NULL; other = other->hh.next) {
-        if (other->kind == kind && !other->ended && strcmp(other->request_id, request_id) == 0 &&
-            !KVF_MUTANT(accept_duplicate_id)) {
-            return kvf_fail(detail, KVF_ERR_DUPLICATE,
-                            "request %s is alive on this side; cancel it or use another id",
-                            request_id);
-        }
+    kvf_op_t *other;
+    HASH_FIND(hh_live, core->live[kind], request_id, strlen(request_id), other);
+    if (other != NULL && !KVF_MUTANT(accept_duplicate_id)) {
+        return kvf_fail(detail, KVF_ERR_DUPLICATE,
+                        "request %s is alive on this side; cancel it or use another id",
+                        request_id);
     }
     if (core->n_ops >= core->agent.max_transfers) {
         return kvf_fail(detail, KVF_ERR_AGAIN,
@@ -116,7 +124,13 @@ kvf_status_t kvf_op_init(kvf_core_t *core, kvf_op_t *op, kvf_op_kind_t kind, con
     }
     op->id = ++core->next_id;
     HASH_ADD(hh, core->ops, id, sizeof(op->id), op);
-    if (!kvf_hashed(op)) {
+    if (kvf_hashed(op)) {
+        HASH_ADD_KEYPTR(hh_live, core->live[kind], op->request_id, strlen(op->request_id), op);
+    }
+    if (op->hh_live.tbl == NULL) {
+        if (kvf_hashed(op)) {
+            HASH_DEL(core->ops, op);
+        }
         kvf_timer_release(&core->timers, &op->timer);
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a transfer");
     }
@@ -135,6 +149,9 @@ static void op_uncount(kvf_op_t *op) {
 static void op_unlink(kvf_op_t *op) {
     kvf_core_t *core = op->core;
     const kvf_alloc_t *hash_alloc = core->alloc;
+    if (!op->ended) {
+        op_unname(op);
+    }
     kvf_peer_detach(op);
     kvf_timer_release(&core->timers, &op->timer);
     HASH_DEL(core->ops, op);

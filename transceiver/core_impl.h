@@ -65,6 +65,7 @@ typedef struct kvf_op {
     int64_t deficit; /**< bytes that its turn has left; below 0: that it had too much */
     struct kvf_op *peer_prev, *peer_next; /**< list of the peer's operations */
     UT_hash_handle hh;                    /**< by id */
+    UT_hash_handle hh_live;               /**< by request id, until it has a result */
 } kvf_op_t;
 
 /* ---- connections and peers (peer.c) ---- */
@@ -311,8 +312,10 @@ struct kvf_core {
     uint64_t next_peer; /**< of peers */
     bool shutting_down;
 
-    kvf_op_t *ops;  /**< by id */
-    uint32_t n_ops; /**< not yet released */
+    kvf_op_t *ops;                 /**< by id */
+    kvf_op_t *live[2];             /**< by request id: sends, receives */
+    struct kvf_send_op *transfers; /**< by transfer id: sends that were claimed */
+    uint32_t n_ops;                /**< not yet released */
     kvf_op_t *due_first, *due_last;
     kvf_peer_t *peers; /**< by incarnation */
     kvf_link_t *links; /**< by conn */

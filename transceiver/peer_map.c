@@ -53,6 +53,9 @@ void kvf_peer_map(kvf_peer_t *peer) {
 
 void kvf_peer_unmap(kvf_peer_t *peer) {
     kvf_core_t *core = peer->core;
+    if (KVF_MUTANT(keep_mapped)) {
+        return;
+    }
     if (peer->map == KVF_MAP_PENDING || peer->map == KVF_MAP_READY) {
         core->out.unmap(core->out.ctx, peer->number);
     }
@@ -99,8 +102,11 @@ uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
 
 void kvf_core_returned(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = find_number(core, number);
-    if (peer == NULL || peer->n_lent == 0 || --peer->n_lent > 0) {
+    if (peer == NULL || peer->n_lent == 0) {
         return;
+    }
+    if (--peer->n_lent > 0 && !KVF_MUTANT(returned_of_one)) {
+        return; /* copies from another one may be under way */
     }
     for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {
         next = op->peer_next;

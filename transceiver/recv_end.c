@@ -117,6 +117,10 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
         recv->farewell = true;
         core->n_farewells++;
     }
+    if (KVF_MUTANT(drain_while_copying) && recv->op.mapped && recv->requested) {
+        kvf_transfer_id_t id = kvf_recv_transfer(recv);
+        kvf_recv_tell_drained(recv->op.peer, &id);
+    }
     kvf_recv_settle(recv);
     if (KVF_MUTANT(release_at_end)) {
         kvf_op_release(&recv->op);

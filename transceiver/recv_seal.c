@@ -245,7 +245,10 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
             kvf_recv_end(recv, KVF_ERR_DIGEST_MISMATCH, text, true);
             break;
         }
-        core->counters.bytes_received += recv->op.mapped ? job->items[i].bytes : 0;
+        if (recv->op.mapped) {
+            core->counters.bytes_received += job->items[i].bytes;
+            KVF_FAIL_POINT(chunk);
+        }
         seal(recv, commit);
     }
     job->n_items = 0;
@@ -298,7 +301,8 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
                             "group %s: ordinal %" PRIu64 " was committed but not granted",
                             shape->name, range->ordinals[i]);
         }
-        if (recv->op.mapped && range->slots[i] >= recv->op.peer->n_pages[range->group_idx]) {
+        if (recv->op.mapped && range->slots[i] >= recv->op.peer->n_pages[range->group_idx] &&
+            !KVF_MUTANT(skip_slot_check)) {
             return kvf_fail(detail, KVF_ERR_PROTOCOL,
                             "group %s: ordinal %" PRIu64 " is said to be in slot %" PRIu32
                             " of %" PRId64,

@@ -77,7 +77,10 @@ bool kvf_send_quiet(const kvf_op_t *op) {
 
 void kvf_send_destroy(kvf_op_t *op) {
     kvf_send_op_t *send = kvf_send_of(op);
-    const kvf_alloc_t *alloc = op->core->alloc;
+    const kvf_alloc_t *alloc = op->core->alloc, *hash_alloc = alloc;
+    if (send->hh_transfer.tbl != NULL) {
+        HASH_DELETE(hh_transfer, op->core->transfers, send);
+    }
     for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
         kvf_free(alloc, send->slots[g]);
     }

@@ -41,6 +41,7 @@ typedef struct kvf_send_op {
     bool drained;  /* the receiver says that it reads our pages no more */
     bool digests;  /* the receiver wants them */
     kvf_transfer_id_t transfer;
+    UT_hash_handle hh_transfer; /* in the core's transfers, if it was claimed */
     uint64_t grant_key;
     uint64_t claimed_us;
     kvf_plan_t plan;

@@ -11,14 +11,9 @@
 #define MAX_TIMEOUT_US UINT64_C(86400000000)
 
 static kvf_send_op_t *find_transfer(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
-    for (kvf_op_t *op = peer->ops; op != NULL; op = op->peer_next) {
-        if (op->kind == KVF_OP_SEND && kvf_send_of(op)->claimed &&
-            kvf_send_of(op)->transfer.counter == transfer->counter &&
-            kvf_incarnation_equal(&kvf_send_of(op)->transfer.receiver, &transfer->receiver)) {
-            return kvf_send_of(op);
-        }
-    }
-    return NULL;
+    kvf_send_op_t *send;
+    HASH_FIND(hh_transfer, peer->core->transfers, transfer, sizeof(*transfer), send);
+    return send != NULL && send->op.peer == peer ? send : NULL;
 }
 
 /* Why there is no live send of that id. */
@@ -77,10 +72,12 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
                                const Kvf__Wire__RecvRequest *request,
                                const kvf_transfer_id_t *transfer, kvf_detail_t *detail) {
     kvf_core_t *core = send->op.core;
+    const kvf_alloc_t *hash_alloc = core->alloc;
     kvf_wanted_t wanted[KVF_MAX_GROUPS];
     send->claimed = true;
     send->claimed_us = core->now_us;
     send->transfer = *transfer;
+    HASH_ADD(hh_transfer, core->transfers, transfer, sizeof(send->transfer), send);
     send->grant_key = request->grant_key;
     send->pull = request->pull;
     send->digests = !request->no_digests;
@@ -99,9 +96,13 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
         send->own_deadline_us = KVF_NEVER; /* the lease */
     }
     kvf_send_arm(send);
+    if (send->hh_transfer.tbl == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a transfer");
+    }
     if (send->op.mapped && peer->n_lent == 0) {
         send->op.mapped = false;
-        return kvf_fail(detail, KVF_ERR_PROTOCOL, "the receiver has not mapped these pools");
+        /* Its process may have ended, which is noticed before its last words are read. */
+        return kvf_fail(detail, KVF_ERR_PEER_LOST, "the receiver does not have these pools mapped");
     }
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &core->layout.groups[g];
@@ -258,7 +259,7 @@ void kvf_send_on_returned(kvf_op_t *op) {
 }
 
 void kvf_send_on_peer_up(kvf_op_t *op) {
-    if (op->mapped && op->doubted) {
+    if (op->mapped && op->doubted && !KVF_MUTANT(no_second_abort)) {
         kvf_peer_tell_abort(op->peer, &kvf_send_of(op)->transfer, op->status, op->detail.text);
     }
 }
