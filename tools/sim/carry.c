@@ -249,7 +249,10 @@ static void moved(node_t *node, job_t *job) {
 }
 
 static void verified(node_t *node, kvf_verify_t *job) {
-    for (uint32_t i = 0; i < job->n_items; i++) {
+    if (job->source != NULL) {
+        lend_unuse(job);
+    }
+    for (uint32_t i = 0; i < job->n_items && job->source == NULL; i++) {
         kvf_verify_item_t *item = &job->items[i];
         item->digest =
             kvf_digest(node_page(node, item->group_idx, item->slot) + item->offset, item->bytes);

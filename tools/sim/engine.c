@@ -491,6 +491,16 @@ static bool op_done(const op_t *op) {
     return op->lost || op->released;
 }
 
+/* Whether it has poisoned pages for which a proof must come. */
+static bool waits(const node_t *node) {
+    const kvf_world_t *world = node->world;
+    int64_t n = 0;
+    for (uint32_t g = 0; g < world->layout.n_groups; g++) {
+        n += kvf_pages_count(node->pages[g], KVF_PAGE_POISONED);
+    }
+    return n > 0 && !world->script->scenario->one_sided && !world->words_flipped;
+}
+
 bool engine_done(const kvf_world_t *world) {
     for (const op_t *op = world->ops; op != NULL; op = op->next) {
         if (!op_done(op)) {
@@ -500,7 +510,7 @@ bool engine_done(const kvf_world_t *world) {
     for (uint32_t i = 0; i < world->n_nodes; i++) {
         const node_t *node = &world->nodes[i];
         /* Its mover may need longer than a send, whose pages are poisoned then. */
-        if (node->core == NULL || node->leaving || kvf_core_busy(node->core)) {
+        if (node->core == NULL || node->leaving || kvf_core_busy(node->core) || waits(node)) {
             return false;
         }
     }

@@ -181,6 +181,81 @@ void hold_check_reading(node_t *node, const kvf_piece_t *piece) {
     }
 }
 
+/* The receive that a job is of. */
+static op_t *op_of(node_t *node, const kvf_verify_t *job) {
+    op_t *op = node->world->ops;
+    while (op != NULL && (op->is_send || op->node != node->idx || op->life != node->life ||
+                          op->id != job->recv_id)) {
+        op = op->next;
+    }
+    return op;
+}
+
+/* Which of its blocks is in that page, or -1. */
+static int64_t ordinal_of(const op_t *op, uint32_t group_idx, int32_t slot) {
+    int64_t o = 0;
+    while (o < op->n_blocks[group_idx] && op->slots[group_idx][o] != slot) {
+        o++;
+    }
+    return o < op->n_blocks[group_idx] && hold_is_wanted(op->request, group_idx, o) ? o : -1;
+}
+
+/* While its owner lives, a page that is copied from is the transfer's: read for it, or in doubt. */
+static bool is_lent(const node_t *from, const op_t *send, const kvf_verify_item_t *item,
+                    int64_t ordinal) {
+    const owned_page_t *page = &from->owned[item->group_idx][item->source_slot];
+    kvf_page_label_t label = kvf_pages_label(from->pages[item->group_idx], item->source_slot);
+    return page->owner == send && send->slots[item->group_idx][ordinal] == item->source_slot &&
+           (!send->released || page->poisoned) &&
+           (label == KVF_PAGE_READING || label == KVF_PAGE_QUARANTINED ||
+            label == KVF_PAGE_POISONED);
+}
+
+static bool holds_words(const uint8_t *page, uint64_t tag, uint32_t group_idx, int64_t ordinal,
+                        uint64_t first_byte, uint64_t end_byte) {
+    for (uint64_t at = first_byte; at < end_byte; at += sizeof(uint64_t)) {
+        uint64_t w = word(tag, group_idx, ordinal, at / sizeof(uint64_t));
+        if (memcmp(page + at, &w, sizeof(w)) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item) {
+    kvf_world_t *world = node->world;
+    const mapping_t *mapping = job->source;
+    const node_t *from = &world->nodes[mapping->from];
+    uint32_t g = item->group_idx;
+    op_t *op = op_of(node, job);
+    int64_t ordinal = op == NULL ? -1 : ordinal_of(op, g, item->slot);
+    uint64_t end = item->offset + item->bytes;
+    const char *wrong = NULL;
+    if (ordinal < 0 || node->owned[g][item->slot].owner != op || op->released ||
+        kvf_pages_label(node->pages[g], item->slot) != KVF_PAGE_WRITING) {
+        wrong = "is written to, and is not the receive's";
+    } else if (item->source_slot < 0 || item->source_slot >= from->n_pages ||
+               end > world->page_bytes[g]) {
+        wrong = "is copied from outside the pool";
+    } else if (world->words_flipped) {
+        wrong = NULL; /* a commit may name other pages; the digest tells */
+    } else if (from->core != NULL && from->life == mapping->from_life &&
+               !is_lent(from, &op->request->send, item, ordinal)) {
+        wrong = "is copied from a page that was given back";
+    } else if (!holds_words(mapping->bytes[g] + (uint64_t)item->source_slot * world->page_bytes[g],
+                            op->request->tag, g, ordinal, item->offset, end)) {
+        wrong = "is copied from a page that holds something else";
+    }
+    if (wrong != NULL) {
+        world_fail(world, "%s, transfer %u, group %s: slot %d %s: slot %d of %s", node->name,
+                   (unsigned)job->recv_id, world->layout.groups[g].name, item->slot, wrong,
+                   item->source_slot, from->name);
+        return false;
+    }
+    op->landed_bytes += item->bytes;
+    return true;
+}
+
 void hold_check_landing(node_t *node, const packet_t *packet) {
     const kvf_chunk_t *chunk = &packet->chunk;
     kvf_world_t *world = node->world;

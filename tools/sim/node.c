@@ -77,11 +77,20 @@ static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
     return node_page(ctx, group_idx, slot);
 }
 
+uint64_t node_work_us(node_t *node) {
+    kvf_dice_t *dice = &node->world->dice;
+    return node_hit(node, KVF_FAULT_SLOW) ? kvf_dice_below(dice, 2000000)
+                                          : kvf_dice_delay(dice, 100, 20000);
+}
+
 static void do_verify(void *ctx, kvf_verify_t *job) {
     node_t *node = ctx;
     kvf_world_t *world = node->world;
-    uint64_t delay = node_hit(node, KVF_FAULT_SLOW) ? kvf_dice_below(&world->dice, 2000000)
-                                                    : kvf_dice_delay(&world->dice, 100, 20000);
+    uint64_t delay = node_work_us(node);
+    job->source = NULL;
+    if (job->peer != 0 && !lend_use(node, job, delay)) {
+        return;
+    }
     world_push(world, (event_t){.at_us = world->now_us + delay,
                                 .kind = EVENT_VERIFIED,
                                 .node = (uint8_t)node->idx,
@@ -143,6 +152,7 @@ static void draw_layout(kvf_world_t *world, kvf_dice_t *dice) {
 
 void nodes_start(kvf_world_t *world) {
     kvf_dice_t dice = {kvf_dice_mix(world->script->seed + 2)};
+    kvf_dice_t lends = {kvf_dice_mix(world->script->seed + 3)};
     world->now_us = 10000000;
     world->n_nodes = world->script->n_context + world->script->n_generation;
     world->heartbeat_us = kvf_dice_between(&dice, 40000, 250000);
@@ -170,6 +180,11 @@ void nodes_start(kvf_world_t *world) {
         node->config.heartbeat_us = world->heartbeat_us;
         node->config.suspect_us = 4 * world->heartbeat_us;
         node->config.lost_us = 8 * world->heartbeat_us;
+        /* Some nodes do not, so that receivers have peers of both kinds. */
+        node->lends = world->script->mapped && kvf_dice_hit(&lends, 900);
+        /* Without them nothing but the copy itself keeps bytes right. */
+        node->config.digests =
+            !(world->script->scenario->mapped == 1000 && kvf_dice_hit(&lends, 150));
         node->config.max_transfers = (uint32_t)kvf_dice_between(&dice, 4, 64);
         node_start(node);
     }
@@ -190,6 +205,9 @@ void node_start(node_t *node) {
                 .mover_connect = carry_connect,
                 .mover_disconnect = carry_disconnect,
                 .post = carry_post,
+                .map = lend_map,
+                .unmap = lend_unmap,
+                .digest = lend_digest,
                 .page = do_page,
                 .verify = do_verify,
                 .ctx = node},
@@ -203,6 +221,7 @@ void node_start(node_t *node) {
     node->paused_us = 0;
     node->paths = NULL;
     node->jobs = NULL;
+    node->mappings = NULL;
     node->until_us[KVF_FAULT_MEMORY] = 0;
     for (uint32_t g = 0; g < world->layout.n_groups; g++) {
         size_t n = (size_t)node->n_pages;
@@ -222,6 +241,10 @@ void node_start(node_t *node) {
     if (kvf_core_set_addresses(node->core, node->address, address, sizeof(address)) != KVF_OK) {
         abort();
     }
+    if (node->lends &&
+        kvf_core_set_mapped_address(node->core, address, sizeof(address)) != KVF_OK) {
+        abort();
+    }
     world_note(world, "%s starts", node->name);
 }
 
@@ -234,6 +257,7 @@ void nodes_wipe(kvf_world_t *world) {
 void node_kill(node_t *node) {
     engine_drop(node);
     carry_drop(node);
+    lend_drop(node);
     node->core = NULL;
     node->paused = false;
     for (size_t i = 0; i < node->n_held; i++) {
@@ -258,6 +282,10 @@ void node_end(node_t *node) {
     if (counters.sends_live != 0 || counters.recvs_live != 0) {
         world_fail(world, "%s counts %u sends and %u receives as alive, when there are none",
                    node->name, counters.sends_live, counters.recvs_live);
+        return;
+    }
+    if (counters.mover_fallbacks != 0 && verdict_unharmed(world)) {
+        world_fail(world, "%s could not map pools, when nothing was wrong", node->name);
         return;
     }
     kvf_core_goodbye(node->core);
@@ -320,6 +348,7 @@ static void leave(node_t *node) {
     world_note(node->world, "%s has ended in order", node->name);
     engine_drop(node);
     carry_drop(node);
+    lend_drop(node);
     world_push(node->world,
                (event_t){.at_us = node->world->now_us + kvf_dice_below(&node->world->dice, 500000),
                          .kind = EVENT_RESTART,

@@ -5,11 +5,16 @@
 
 static const kvf_scenario_t scenarios[] = {
     {.name = "calm", .help = "no faults: every request must succeed"},
-    {.name = "ends", .help = "cancels, deadlines, tickets used twice; no faults", .ends = true},
+    {.name = "ends",
+     .mapped = 250,
+     .help = "cancels, deadlines, tickets used twice; no faults",
+     .ends = true},
     {.name = "reconnect",
+     .mapped = 250,
      .help = "connections break and are made again: every request must succeed",
      .weights = {[KVF_FAULT_RECONNECT] = 1}},
     {.name = "network",
+     .mapped = 250,
      .help = "connections break, nodes do not reach each other",
      .ends = true,
      .weights = {[KVF_FAULT_CUT] = 4,
@@ -18,6 +23,7 @@ static const kvf_scenario_t scenarios[] = {
                  [KVF_FAULT_REPEAT] = 1,
                  [KVF_FAULT_SLOW] = 1}},
     {.name = "crash",
+     .mapped = 250,
      .help = "processes die, and start again at the same address",
      .ends = true,
      .weights = {[KVF_FAULT_CRASH] = 4,
@@ -25,10 +31,12 @@ static const kvf_scenario_t scenarios[] = {
                  [KVF_FAULT_CUT] = 1,
                  [KVF_FAULT_SLOW] = 1}},
     {.name = "pause",
+     .mapped = 250,
      .help = "processes stand still for longer than leases and heartbeats last",
      .ends = true,
      .weights = {[KVF_FAULT_PAUSE] = 4, [KVF_FAULT_CUT] = 1, [KVF_FAULT_SLOW] = 2}},
     {.name = "memory",
+     .mapped = 250,
      .help = "allocations and posts fail",
      .ends = true,
      .weights = {[KVF_FAULT_MEMORY] = 4, [KVF_FAULT_POST] = 3, [KVF_FAULT_CUT] = 1}},
@@ -42,10 +50,12 @@ static const kvf_scenario_t scenarios[] = {
                  [KVF_FAULT_SLOW] = 1,
                  [KVF_FAULT_BREAK] = 1}},
     {.name = "flips",
+     .mapped = 250,
      .help = "bits of control frames change",
      .ends = true,
      .weights = {[KVF_FAULT_FLIP_WORDS] = 4, [KVF_FAULT_FLIP_DATA] = 1, [KVF_FAULT_CUT] = 1}},
     {.name = "onesided",
+     .mapped = 250,
      .help = "a mover that writes without a check: only proofs let pages go",
      .one_sided = true,
      .ends = true,
@@ -62,7 +72,25 @@ static const kvf_scenario_t scenarios[] = {
      .help = "the same mover without faults: every proof comes, so no page is poisoned",
      .one_sided = true,
      .ends = true},
+    {.name = "lent",
+     .help = "receivers map their senders' pools and copy; no faults, no page is poisoned",
+     .mapped = 1000,
+     .ends = true},
+    {.name = "mapped",
+     .help = "the same with faults: copies that are slow, late, or of a process that is gone",
+     .mapped = 1000,
+     .ends = true,
+     .weights = {[KVF_FAULT_CRASH] = 3,
+                 [KVF_FAULT_PAUSE] = 3,
+                 [KVF_FAULT_PARTITION] = 2,
+                 [KVF_FAULT_CUT] = 2,
+                 [KVF_FAULT_RECONNECT] = 1,
+                 [KVF_FAULT_SHUTDOWN] = 1,
+                 [KVF_FAULT_SLOW] = 6,
+                 [KVF_FAULT_POST] = 1,
+                 [KVF_FAULT_MEMORY] = 1}},
     {.name = "storm",
+     .mapped = 250,
      .help = "everything at once",
      .ends = true,
      .weights = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
@@ -103,7 +131,7 @@ static int draw_fault(kvf_dice_t *dice, const kvf_scenario_t *scenario, uint64_t
 
 void kvf_script_draw(uint64_t seed, const kvf_scenario_t *scenario, size_t n_items,
                      kvf_script_t *script_p) {
-    kvf_dice_t dice = {kvf_dice_mix(seed + 1)};
+    kvf_dice_t dice = {kvf_dice_mix(seed + 1)}, maps = {kvf_dice_mix(seed + 4)};
     uint64_t chosen = kvf_dice_below(&dice, N_SCENARIOS);
     uint64_t drawn = kvf_dice_between(&dice, 4, 16), sum = 0;
     if (scenario == NULL) {
@@ -115,6 +143,7 @@ void kvf_script_draw(uint64_t seed, const kvf_scenario_t *scenario, size_t n_ite
     script_p->scenario = scenario;
     script_p->n_context = (uint32_t)kvf_dice_between(&dice, 1, kvf_dice_hit(&dice, 500) ? 1 : 3);
     script_p->n_generation = (uint32_t)kvf_dice_between(&dice, 1, kvf_dice_hit(&dice, 500) ? 1 : 3);
+    script_p->mapped = kvf_dice_hit(&maps, scenario->mapped);
     script_p->both = kvf_dice_hit(&dice, 150);
     script_p->end_us = n_items * kvf_dice_between(&dice, 20000, 300000);
     script_p->n_items = n_items;

@@ -45,6 +45,7 @@ typedef struct kvf_scenario {
     const char *name;
     const char *help;
     bool one_sided;              /**< the mover writes pages without their owner's check */
+    uint32_t mapped;             /**< seeds in which nodes map each other's pools, per mille */
     bool ends;                   /**< requests are cancelled, time out, fail, are fetched twice */
     uint8_t weights[KVF_FAULTS]; /**< how often each fault is drawn, against the others */
 } kvf_scenario_t;
@@ -69,6 +70,7 @@ typedef struct kvf_script {
     uint64_t seed;
     const kvf_scenario_t *scenario;
     uint32_t n_context, n_generation; /**< nodes */
+    bool mapped;                      /**< nodes map each other's pools */
     bool both;                        /**< every node is of both sides */
     uint64_t end_us;                  /**< no fault lasts longer */
     size_t n_items;

@@ -14,8 +14,7 @@ static void refuse(op_t *op, const char *what) {
                op->is_send ? "send" : "receive", op->request->id, (unsigned)op->request->tag, what);
 }
 
-/* Whether no fault has been so far. */
-static bool unharmed(const kvf_world_t *world) {
+bool verdict_unharmed(const kvf_world_t *world) {
     uint64_t faults = 0;
     for (int fault = 0; fault < KVF_FAULTS; fault++) {
         faults += fault == KVF_FAULT_RECONNECT ? 0 : world->outcome->faults[fault];
@@ -26,8 +25,8 @@ static bool unharmed(const kvf_world_t *world) {
 /* Nothing happened that could have kept it from success. */
 static bool must_succeed(const op_t *op) {
     const request_t *request = op->request;
-    return request->clean && (request->probe || unharmed(op->world)) && !request->send.given_up &&
-           !request->recvs[0].given_up;
+    return request->clean && (request->probe || verdict_unharmed(op->world)) &&
+           !request->send.given_up && !request->recvs[0].given_up;
 }
 
 /* A receive succeeded: it has each byte that it asked for, and the tokens. */
@@ -126,7 +125,7 @@ static void on_released(op_t *op, const kvf_event_t *event) {
     if (event->n_poisoned > 0 && !op->is_send && !world->script->scenario->one_sided) {
         refuse(op, "it lists poisoned pages, when its handler makes the copies");
     }
-    if (event->n_poisoned > 0 && unharmed(world)) {
+    if (event->n_poisoned > 0 && verdict_unharmed(world)) {
         refuse(op, "it lists poisoned pages, when nothing kept the proof from coming");
     }
     for (size_t i = 0; i < event->n_poisoned; i++) {

@@ -107,6 +107,14 @@ void world_do(kvf_world_t *world, const event_t *event) {
     case EVENT_FETCH:
         carry_event(world, event);
         break;
+    case EVENT_LEND:
+    case EVENT_MAPPED:
+    case EVENT_MAP_LATE:
+    case EVENT_RETURNED:
+    case EVENT_COPY:
+    case EVENT_DIGESTED:
+        lend_event(node, event);
+        break;
     case EVENT_WAKE:
         node->wake_us = KVF_NEVER;
         break;
@@ -257,6 +265,7 @@ void kvf_outcome_add(kvf_outcome_t *sum, const kvf_outcome_t *run) {
     sum->sends += run->sends;
     sum->receives += run->receives;
     sum->bytes_checked += run->bytes_checked;
+    sum->copied_bytes += run->copied_bytes;
     sum->audits += run->audits;
     sum->poisoned += run->poisoned;
     for (size_t i = 0; i < KVF_WORLD_STATUSES; i++) {

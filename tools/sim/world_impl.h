@@ -5,8 +5,9 @@
 /**
  * @file
  * What the parts of the world know of each other: world.c (time, and what happens next), node.c
- * (processes: core, memory, pages), wire.c (control connections), carry.c (copies), faults.c, and
- * engine.c (requests, and what they must get). Only these include it.
+ * (processes: core, memory, pages), wire.c (control connections), carry.c (copies), lend.c (copies
+ * from mapped pools), faults.c, and engine.c (requests, and what they must get). Only these include
+ * it.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -33,6 +34,12 @@ typedef enum event_kind {
     EVENT_MOVED,    /**< ptr: job_t */
     EVENT_BROKEN,   /**< a: number of the path */
     EVENT_VERIFIED, /**< ptr: kvf_verify_t */
+    EVENT_LEND,     /**< ptr: mapping_t; the owner of the pools is asked for them */
+    EVENT_MAPPED,   /**< ptr: mapping_t; who asked has the answer */
+    EVENT_MAP_LATE, /**< ptr: mapping_t; or it has waited long enough */
+    EVENT_RETURNED, /**< ptr: mapping_t; the owner notices that it is gone */
+    EVENT_COPY,     /**< ptr: kvf_verify_t, a: first item << 32 | end */
+    EVENT_DIGESTED, /**< ptr: kvf_window_t */
     EVENT_WAKE,
     EVENT_ENGINE, /**< ptr: request_t, a: engine_act_t, b: which receive */
     EVENT_OF_PROCESS,
@@ -101,6 +108,23 @@ typedef struct job {
     bool forced; /**< if it fails, that is told before all that has left has arrived */
     struct job *next;
 } job_t;
+
+/** The pools of a node, mapped by another. */
+typedef struct mapping {
+    kvf_world_t *world;
+    uint32_t node, life; /**< who maps */
+    kvf_incarnation_t who;
+    uint64_t peer; /**< its number for the owner */
+    uint32_t from, from_life;
+    uint8_t *bytes[WORLD_GROUPS];
+    uint64_t lent; /**< the owner's number for who maps; 0: it has not lent them */
+    bool failed;
+    bool ready;
+    bool gone; /**< unmap was called */
+    bool over;
+    uint32_t n_users;
+    struct mapping *next;
+} mapping_t;
 
 /** A chunk of a piece. */
 typedef struct packet {
@@ -186,6 +210,7 @@ typedef struct world_node {
     uint8_t *bytes[WORLD_GROUPS];
     owned_page_t *owned[WORLD_GROUPS];
     int64_t n_pages;
+    bool lends;  /**< others may map its pools, and it theirs */
     bool silent; /**< it is down, and its machine too: nobody says so to others */
     bool paused;
     bool leaving; /**< it ends in order */
@@ -195,6 +220,7 @@ typedef struct world_node {
     size_t n_held, held_room;
     path_t *paths;
     job_t *jobs;
+    mapping_t *mappings;
     uint64_t until_us[KVF_FAULTS]; /**< faults of a node that last */
     uint32_t rate[KVF_FAULTS];     /**< per mille */
 } node_t;
@@ -260,6 +286,8 @@ void node_pause(node_t *node);
 void node_resume(node_t *node);
 /** Is this fault on now? Throws the dice. */
 bool node_hit(node_t *node, kvf_fault_t fault);
+/** @return How long a job of its own takes now. */
+uint64_t node_work_us(node_t *node);
 /** @return The first byte of a page. */
 uint8_t *node_page(const node_t *node, uint32_t group_idx, int32_t slot);
 
@@ -289,6 +317,19 @@ void carry_event(kvf_world_t *world, const event_t *event);
 void carry_break(kvf_world_t *world, uint32_t a, uint32_t b, kvf_dice_t *dice);
 /** The process has gone. */
 void carry_drop(node_t *node);
+
+/* ---- lend.c ---- */
+kvf_status_t lend_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                      const int64_t *n_pages, kvf_detail_t *detail);
+void lend_unmap(void *ctx, uint64_t peer);
+void lend_digest(void *ctx, kvf_window_t *window);
+/** A job begins, which copies within this time. @return false: a violation. */
+bool lend_use(node_t *node, kvf_verify_t *job, uint64_t delay_us);
+/** It is done. */
+void lend_unuse(const kvf_verify_t *job);
+void lend_event(node_t *node, const event_t *event);
+/** The process has gone. */
+void lend_drop(node_t *node);
 
 /* ---- faults.c ---- */
 void fault_begin(kvf_world_t *world, kvf_fault_t fault, uint64_t seed);
@@ -345,11 +386,15 @@ void hold_disown(op_t *op);
 void hold_known(op_t *op);
 /** May this piece be read now? */
 void hold_check_reading(node_t *node, const kvf_piece_t *piece);
+/** May this item of a job be copied now? @return Whether it can be: its pages are there. */
+bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item);
 /** May this chunk be written there now? */
 void hold_check_landing(node_t *node, const packet_t *packet);
 
 /* ---- verdict.c ---- */
 /** The callback of all operations; ctx is the op_t. */
 void verdict_event(void *ctx, const kvf_event_t *event);
+/** @return Whether no fault has been so far. */
+bool verdict_unharmed(const kvf_world_t *world);
 
 #endif
