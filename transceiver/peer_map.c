@@ -81,22 +81,16 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
     }
 }
 
-/* It is up; or we are to it, and its first word, which shows that, has not been read yet. */
-static bool has_our_hello(const kvf_peer_t *peer) {
-    const kvf_link_t *link = peer->links;
-    while (link != NULL && link->state != KVF_LINK_CONFIRM) {
-        link = link->next;
-    }
-    return kvf_peer_is_up(peer) || link != NULL;
-}
-
 uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
     kvf_peer_t *peer = kvf_peer_find(core, incarnation);
+    /* With its hello a conversation has begun. It may have no connection at the moment, or none
+     * yet: what it asks here overtakes what it says there. */
     if (peer == NULL || core->mapped_address == NULL || peer->n_lent == MAX_LENT ||
-        !has_our_hello(peer)) {
+        peer->session.id == 0 || peer->session.over) {
         return 0;
     }
     peer->n_lent++;
+    core->n_lent++;
     return peer->number;
 }
 
@@ -105,6 +99,7 @@ void kvf_core_returned(kvf_core_t *core, uint64_t number) {
     if (peer == NULL || peer->n_lent == 0) {
         return;
     }
+    core->n_lent--;
     if (--peer->n_lent > 0 && !KVF_MUTANT(returned_of_one)) {
         return; /* copies from another one may be under way */
     }

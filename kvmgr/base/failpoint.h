@@ -12,7 +12,7 @@
 #define KVF_FAIL_POINT_MAP(X)                                                                      \
     X(handshake, "the peer's hello has come, and is not answered")                                 \
     X(granted, "decode: the request is out; prefill: its grants are read, and nothing is posted")  \
-    X(chunk, "decode: a chunk is in its page; prefill: a window is posted")                        \
+    X(chunk, "decode: a chunk is in its page, or a copy is; prefill: a window is posted")          \
     X(commit_before, "decode: a commit has come; prefill: one is about to be sent")                \
     X(commit_after, "decode: a commit was taken; prefill: one was sent")                           \
     X(ack_before, "decode: done is about to be said; prefill: it has come")                        \

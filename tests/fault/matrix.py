@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kill matrix: a node fails at a named place of a transfer, and everybody else is right about it.
 
-A cell is role x phase x action x direction x transport: the node of that role does that to itself at that place (see
+A cell is role x phase x action x direction x way of the bytes: the node of that role does that to itself at that place (see
 kvmgr/base/failpoint.h and failpoint.c). In each cell the answer must be right, or an error with the HTTP status of
 docs/operating.md; nothing waits past its deadline; afterwards the pages of every node that lives are free or cached;
 and the next request between the two addresses works.
 
-A third of the cells runs, another one every day, such that any two values of two axes meet in a cell; all of them with
-KVF_LONG=1. KVF_FAULT_TURN=0..2 picks the third; names of cells as arguments run just those.
+A fifth of the cells runs, another one every day, such that any two values of two axes meet in a cell; all of them with
+KVF_LONG=1. KVF_FAULT_TURN=0..4 picks the fifth; names of cells as arguments run just those.
 """
 
 import collections
@@ -31,7 +31,7 @@ FAULTY = os.environ["KVFERRY_FAULTY"]
 WORKERS = 6  # most of a cell is waiting
 
 ROLES = ("prefill", "decode")
-# Which pass of which fail point. The prompt is a few windows at the sender, 59 chunks at the receiver.
+# Which pass of which fail point. The prompt is a few windows at the sender, 59 chunks at the receiver, or 46 copies.
 PHASES = {
     "handshake": ("handshake", 1, 1),
     "granted": ("granted", 1, 1),
@@ -44,8 +44,10 @@ PHASES = {
 }
 ACTIONS = {"kill": "kill", "stop": "stop", "term": "term", "cut": "cut", "restart": "kill"}
 DIRECTIONS = ("push", "pull")
-TRANSPORTS = {"tcp": {"ucx.tls": "tcp,self", "pool.memory": "host"},
-              "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm", "mover.kind": "ucx"}}
+WAYS = {"tcp": {"ucx.tls": "tcp,self", "pool.memory": "host"},
+        "shm": {"ucx.tls": "posix,sysv,self", "pool.memory": "shm", "mover.kind": "ucx"},
+        "mapped": {"ucx.tls": "tcp,self", "pool.memory": "shm"}}
+TURNS = 5
 
 PROMPT_TOKENS = 900
 LOST_S = 1.5 * SLOWNESS
@@ -71,19 +73,19 @@ ERRORS = {
     "cut": set(),
 }
 
-Cell = collections.namedtuple("Cell", "role phase action direction transport")
+Cell = collections.namedtuple("Cell", "role phase action direction way")
 
 
 def all_cells():
-    return [Cell(*values) for values in itertools.product(ROLES, PHASES, ACTIONS, DIRECTIONS, TRANSPORTS)]
+    return [Cell(*values) for values in itertools.product(ROLES, PHASES, ACTIONS, DIRECTIONS, WAYS)]
 
 
-def third(cells, turn):
-    """Every third cell along each axis; the axes with three values or more reach every remainder, whatever the others
-    are, and so do two axes with two values together."""
-    axes = (list(ROLES), list(PHASES), list(ACTIONS), list(DIRECTIONS), list(TRANSPORTS))
+def fifth(cells, turn):
+    """Every fifth cell along each axis. Phases and actions reach every remainder, whatever the others are, and so do the
+    other three axes together."""
+    axes = (list(ROLES), list(PHASES), list(ACTIONS), list(DIRECTIONS), list(WAYS))
     return [cell for cell in cells
-            if sum(axis.index(value) for axis, value in zip(axes, cell)) % 3 == turn]
+            if sum(axis.index(value) for axis, value in zip(axes, cell)) % TURNS == turn]
 
 
 def check_pairs(cells):
@@ -94,12 +96,11 @@ def check_pairs(cells):
 
 
 class Worker:
-    """Runs cells of one transport and direction, one after the other. The node that must not fail lives on from cell to
-    cell."""
+    """Runs cells of one way and direction, one after the other. The node that must not fail lives on from cell to cell."""
 
-    def __init__(self, transport, direction, number):
+    def __init__(self, way, direction, number):
         self.folder = tempfile.TemporaryDirectory()
-        self.settings = dict(SETTINGS, **TRANSPORTS[transport], **{"mover.direction": direction})
+        self.settings = dict(SETTINGS, **WAYS[way], **{"mover.direction": direction})
         self.number = number
         self.count = 0
         self.survivors = {}
@@ -224,6 +225,7 @@ class Worker:
             return "connection broke"
         if reply.status == 200:
             assert reply.json["verified"] and reply.json["mismatched_bytes"] == 0, reply
+            assert reply.json["mover"] == ("mapped" if cell.way == "mapped" else "ucx"), reply
             return "200 verified"
         assert reply.error in ERRORS[cell.action], reply
         return "%d %s" % reply.error
@@ -240,7 +242,7 @@ class Worker:
         first = prefill.prefill(request_id, 100)
         assert first.status == 200, first
         second = decode.decode(request_id, first.json["kv_transfer_params"])
-        assert second.status == 200 and second.json["verified"], second
+        assert second.status == 200 and self.answer(cell, second) == "200 verified", second
 
 
 class Matrix:
@@ -249,7 +251,7 @@ class Matrix:
     def __init__(self, cells):
         self.cells = collections.defaultdict(queue.SimpleQueue)
         for cell in cells:
-            self.cells[cell.transport, cell.direction].put(cell)
+            self.cells[cell.way, cell.direction].put(cell)
         self.lock = threading.Lock()
         self.answers = collections.defaultdict(collections.Counter)
         self.known = collections.defaultdict(list)
@@ -308,13 +310,13 @@ class Matrix:
 
 def main():
     cells = all_cells()
-    turn = int(os.environ.get("KVF_FAULT_TURN", datetime.date.today().toordinal() % 3))
-    for k in range(3):
-        check_pairs(third(cells, k))
+    turn = int(os.environ.get("KVF_FAULT_TURN", datetime.date.today().toordinal() % TURNS))
+    for k in range(TURNS):
+        check_pairs(fifth(cells, k))
     if sys.argv[1:]:
         cells = [Cell(*name.split(".")) for name in sys.argv[1:]]
     elif os.environ.get("KVF_LONG", "") in ("", "0"):
-        cells = third(cells, turn)
+        cells = fifth(cells, turn)
         print("%d of %d cells, KVF_FAULT_TURN=%d" % (len(cells), len(all_cells()), turn), flush=True)
     matrix = Matrix(cells)
     kinds = sorted(matrix.cells)
