@@ -75,16 +75,16 @@ def wait_for(condition, what, seconds=PATIENCE_S):
 def place():
     """Settings of a node that another one will follow at the same addresses. The ports are not among those that the
     system gives to outgoing connections: such a connection may have the port when the follower wants it."""
-    ports = []
+    ports = set()
     while len(ports) < 2:
         port = random.randrange(20000, 32000)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-                ports.append(port)
+                ports.add(port)
             except OSError:
                 continue
-    return {"http.listen": "127.0.0.1:%d" % ports[0], "control.listen": "127.0.0.1:%d" % ports[1]}
+    return {"http.listen": "127.0.0.1:%d" % ports.pop(), "control.listen": "127.0.0.1:%d" % ports.pop()}
 
 
 class Asking:
