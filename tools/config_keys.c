@@ -52,8 +52,7 @@ static const kvf_key_t keys[] = {
      "what carries the bytes; mapped: a decode node copies from the pools of a prefill node on its "
      "own machine, both of shm; auto: mapped where that is possible, else ucx; the decode node's "
      "setting counts, but a prefill node of kind ucx lends nothing",
-     0, 0,
-     LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx"), AT(mover)},
+     0, 0, LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",

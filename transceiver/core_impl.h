@@ -323,6 +323,7 @@ struct kvf_core {
     bool peers_forgotten; /**< some wait for kvf_peers_reap() */
     kvf_counters_t counters;
 
+    uint32_t n_lent; /**< mappings of our pools, all peers */
     kvf_window_t *free_windows;
     uint32_t n_posted;
     uint32_t n_verifying;
@@ -367,6 +368,14 @@ KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *requ
                                               int64_t allocated_tokens, int64_t cached_tokens,
                                               const kvf_table_t *tables, uint32_t n_tables,
                                               kvf_wanted_t *wanted, kvf_detail_t *detail);
+/* send_move.c */
+/** Pieces of a window at the most: it is posted, completes and is committed as one. */
+#define KVF_WINDOW_PIECES 64
+/** @return A window with room for its pieces; NULL without memory. Windows are kept, so that
+ * posting does not allocate once a peer's window has been full. */
+kvf_window_t *kvf_window_take(kvf_core_t *core);
+void kvf_window_give(kvf_core_t *core, kvf_window_t *window);
+
 /* turns.c */
 /** Wait for a turn, behind the others; who waits already keeps its place. */
 void kvf_turns_enter(kvf_turns_t *turns, kvf_op_t *op);

@@ -168,7 +168,7 @@ bool kvf_plan_next(const kvf_plan_t *plan, int32_t *const *sources, const kvf_pl
             .offset = cursor->offset,
             .bytes = cursor->bytes,
             .ordinal = o,
-            .generation = group->generations[o],
+            .generation = group->generations == NULL ? 0 : group->generations[o],
             .group_idx = cursor->group_idx,
             .slot = group->destination[o],
         };

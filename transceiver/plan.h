@@ -18,7 +18,7 @@
 typedef struct kvf_plan_group {
     kvf_wanted_t wanted;
     int32_t *destination;  /**< by ordinal, prompt_blocks entries, -1 = not granted */
-    uint64_t *generations; /**< likewise */
+    uint64_t *generations; /**< likewise; NULL: of no interest */
 } kvf_plan_group_t;
 
 typedef struct kvf_plan {
@@ -36,6 +36,7 @@ typedef struct kvf_plan_part {
     uint32_t layer_end;
     int64_t token_first;
     int64_t token_end;
+    uint64_t *digests; /**< the caller's */
 } kvf_plan_part_t;
 
 /** Where cutting stands inside one part. */

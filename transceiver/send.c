@@ -21,7 +21,7 @@ void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
  * them itself was not told where they are, or has made its last copy, or has lost its mapping. */
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
-    return (send->n_posted == 0 || KVF_MUTANT(free_under_read)) &&
+    return ((send->n_posted == 0 && !send->ahead.posted) || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }
 
@@ -72,7 +72,8 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 }
 
 bool kvf_send_quiet(const kvf_op_t *op) {
-    return ((const kvf_send_op_t *)op)->n_posted == 0 && !op->doubted;
+    const kvf_send_op_t *send = (const kvf_send_op_t *)op;
+    return send->n_posted == 0 && !send->ahead.posted && !op->doubted;
 }
 
 void kvf_send_destroy(kvf_op_t *op) {
@@ -85,6 +86,9 @@ void kvf_send_destroy(kvf_op_t *op) {
         kvf_free(alloc, send->slots[g]);
     }
     kvf_plan_cleanup(&send->plan);
+    for (size_t i = 0; i < send->n_parts; i++) {
+        kvf_free(alloc, send->parts[i].digests);
+    }
     kvf_free(alloc, send->ready);
     kvf_free(alloc, send->parts);
     kvf_free(alloc, send->tokens);

@@ -5,10 +5,19 @@
 /**
  * @file
  * The send as its parts see it: send.c (the caller's side and the end), send_ready.c (tables, and
- * what may be read), send_request.c (the receiver's messages), send_move.c (windows and commits).
+ * what may be read), send_ahead.c (digests before they are asked for), send_request.c (the
+ * receiver's messages), send_move.c (windows and commits).
  */
 
 #include "transceiver/core_impl.h"
+
+/* Digests that are made before they are asked for, part by part. */
+typedef struct kvf_ahead {
+    size_t part_idx;
+    uint64_t *digests; /* of that part, which owns them; NULL: not begun */
+    kvf_plan_cursor_t cursor;
+    bool posted; /* a window of them is under way */
+} kvf_ahead_t;
 
 typedef struct kvf_send_op {
     kvf_op_t op;
@@ -23,6 +32,7 @@ typedef struct kvf_send_op {
     size_t n_parts, parts_room;
     size_t part_idx; /* the one that is being moved */
     kvf_plan_cursor_t cursor;
+    kvf_ahead_t ahead;
 
     uint64_t own_deadline_us;   /* for the prefill, then for a receiver to come */
     uint64_t peer_deadline_us;  /* for the receiver to end it */
@@ -82,6 +92,14 @@ void kvf_send_finish_off(kvf_send_op_t *send);
 /** Tell the receiver that its pages are out of our reach: our last access has completed, or there
  * was none. */
 void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+/** More is ready, and nobody has asked for it: make its digests, if somebody has mapped our pools.
+ */
+void kvf_send_ahead(kvf_send_op_t *send);
+/** A window of such digests is done. */
+void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window);
+/** @return Whether the digest of a part's piece was made ahead; then it is in the piece. */
+bool kvf_send_knows_digest(const kvf_send_op_t *send, const kvf_plan_part_t *part,
+                           kvf_piece_t *piece);
 /** There is new work for the mover, or perhaps the end of it. */
 void kvf_send_wake(kvf_send_op_t *send);
 

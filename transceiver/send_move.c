@@ -4,13 +4,10 @@
 #include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
-/* A window is posted, completes and is committed as one. */
-#define WINDOW_PIECES 64
-
 /* A posted window, with room for its pieces. Kept for the next one when done. */
 typedef struct window_box {
     kvf_window_t window;
-    kvf_piece_t pieces[WINDOW_PIECES];
+    kvf_piece_t pieces[KVF_WINDOW_PIECES];
 } window_box_t;
 
 /* ---- windows and commits ---- */
@@ -97,9 +94,10 @@ void kvf_send_wake(kvf_send_op_t *send) {
 /* Say which blocks a window brought. Pieces of one group and layer range are neighbours; each such
  * run is a range. */
 static void commit_window(kvf_send_op_t *send, const kvf_window_t *window) {
-    Kvf__Wire__CommitRange ranges[WINDOW_PIECES], *list[WINDOW_PIECES];
-    uint64_t ordinals[WINDOW_PIECES], generations[WINDOW_PIECES], digests[WINDOW_PIECES];
-    uint32_t slots[WINDOW_PIECES];
+    Kvf__Wire__CommitRange ranges[KVF_WINDOW_PIECES], *list[KVF_WINDOW_PIECES];
+    uint64_t ordinals[KVF_WINDOW_PIECES], generations[KVF_WINDOW_PIECES],
+        digests[KVF_WINDOW_PIECES];
+    uint32_t slots[KVF_WINDOW_PIECES];
     size_t n_ranges = 0;
     for (uint32_t i = 0; i < window->n_pieces; i++) {
         const kvf_piece_t *piece = &window->pieces[i], *before = i > 0 ? piece - 1 : NULL;
@@ -134,6 +132,10 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
     kvf_send_op_t *send = (kvf_send_op_t *)(uintptr_t)window->owner;
     kvf_core_t *core = send->op.core;
     kvf_peer_t *peer = send->op.peer;
+    if (window->peer == 0) {
+        kvf_send_on_ahead(send, window);
+        return;
+    }
     send->n_posted--;
     core->n_posted--;
     peer->window_bytes -= window->bytes;
@@ -148,8 +150,7 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
         send->op.pieces += window->n_pieces;
         commit_window(send, window);
     }
-    window->priv = core->free_windows;
-    core->free_windows = window;
+    kvf_window_give(core, window);
     if (!send->op.ended && status != KVF_OK) {
         kvf_send_end(send, KVF_ERR_PEER_LOST, "the data path to the receiver broke", true);
     } else if (send->op.ended) {
@@ -158,8 +159,7 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
     }
 }
 
-/* Windows are kept, so that posting does not allocate once a peer's window has been full. */
-static kvf_window_t *take_window(kvf_core_t *core) {
+kvf_window_t *kvf_window_take(kvf_core_t *core) {
     kvf_window_t *window = core->free_windows;
     if (window != NULL) {
         core->free_windows = window->priv;
@@ -173,14 +173,22 @@ static kvf_window_t *take_window(kvf_core_t *core) {
     return &box->window;
 }
 
-/* Have it carried; or, if the receiver fetches it itself, have what it needs to know made. */
-static kvf_status_t post(const kvf_send_op_t *send, kvf_window_t *window) {
+void kvf_window_give(kvf_core_t *core, kvf_window_t *window) {
+    window->priv = core->free_windows;
+    core->free_windows = window;
+}
+
+/* Have it carried; or, if the receiver fetches it itself, have its digests made, as far as they are
+ * `wanted`. */
+static kvf_status_t post(const kvf_send_op_t *send, kvf_window_t *window, bool wanted) {
     const kvf_core_t *core = send->op.core;
-    if (send->op.mapped) {
-        core->out.digest(core->out.ctx, window);
-        return KVF_OK;
+    if (!send->op.mapped) {
+        return core->out.post(core->out.ctx, window);
     }
-    return core->out.post(core->out.ctx, window);
+    if (wanted) {
+        core->out.digest(core->out.ctx, window);
+    }
+    return KVF_OK;
 }
 
 kvf_status_t kvf_send_pump(kvf_op_t *op) {
@@ -191,11 +199,13 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     size_t part_idx = send->part_idx;
     kvf_piece_t piece;
     int32_t source;
+    bool wanted = false; /* a digest that nobody has made */
     if (peer->window_bytes >= core->agent.window_bytes ||
-        peer->window_pieces + WINDOW_PIECES > core->agent.window_pieces || kvf_session_full(peer)) {
+        peer->window_pieces + KVF_WINDOW_PIECES > core->agent.window_pieces ||
+        kvf_session_full(peer)) {
         return KVF_ERR_AGAIN;
     }
-    kvf_window_t *window = take_window(core);
+    kvf_window_t *window = kvf_window_take(core);
     if (window == NULL) {
         kvf_send_end(send, KVF_ERR_NO_MEMORY, "no memory for a window", true);
         return KVF_OK;
@@ -206,7 +216,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
                              .pieces = window->pieces,
                              .digests = send->digests,
                              .owner = (uint64_t)(uintptr_t)send};
-    while (part_idx < send->n_parts && window->n_pieces < WINDOW_PIECES &&
+    while (part_idx < send->n_parts && window->n_pieces < KVF_WINDOW_PIECES &&
            window->bytes < (uint64_t)op->deficit) {
         next = cursor;
         if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &next, &piece,
@@ -219,15 +229,15 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
             break;
         }
         cursor = next;
+        wanted |= send->digests && !kvf_send_knows_digest(send, &send->parts[part_idx], &piece);
         piece.source_slot = source;
         piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
         window->pieces[window->n_pieces++] = piece;
         window->bytes += piece.bytes;
     }
-    kvf_status_t status = window->n_pieces == 0 ? KVF_OK : post(send, window);
+    kvf_status_t status = window->n_pieces == 0 ? KVF_OK : post(send, window, wanted);
     if (status != KVF_OK || window->n_pieces == 0) {
-        window->priv = core->free_windows;
-        core->free_windows = window;
+        kvf_window_give(core, window);
     }
     if (status == KVF_ERR_AGAIN) {
         return status;
@@ -249,6 +259,9 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     op->deficit -= (int64_t)window->bytes;
     if (!can_move(send)) {
         kvf_turns_leave(op);
+    }
+    if (send->op.mapped && !wanted && window->n_pieces > 0) {
+        kvf_send_on_moved(window, KVF_OK); /* the receiver can be told at once */
     }
     if (part_idx == send->n_parts) {
         send_final_if_complete(send, NULL, 0);

@@ -250,8 +250,8 @@ static void mark_ready(kvf_send_op_t *send, uint32_t first, uint32_t end, int64_
         for (next = i; next < end && send->ready[next] == mark; next++) {
         }
         if (mark < token_end) {
-            send->parts[send->n_parts++] =
-                (kvf_plan_part_t){layers[i].layer, layers[next - 1].layer + 1, mark, token_end};
+            send->parts[send->n_parts++] = (kvf_plan_part_t){
+                layers[i].layer, layers[next - 1].layer + 1, mark, token_end, NULL};
             while (i < next) {
                 send->ready[i++] = token_end;
             }
@@ -294,6 +294,7 @@ kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_
     if (status == KVF_OK) {
         mark_ready(send, first, end, range->token_end);
         kvf_send_wake(send);
+        kvf_send_ahead(send);
     }
     return status;
 }

@@ -52,7 +52,7 @@ Test(plan, pieces_lie_where_layers_lie) {
     /* Layers 1 to 2: the first of "full" (ids 1, 3), the second of "swa" (ids 0, 2, 4). A layer of
      * a block: 8 tokens, k and v, bf16: "full" has 2 heads of 64, "swa" 1 head of 72. */
     const uint64_t full = 8 * 2 * 2 * 2 * 64, swa = 8 * 2 * 2 * 72;
-    const kvf_plan_part_t part = {1, 3, 0, 40};
+    const kvf_plan_part_t part = {1, 3, 0, 40, NULL};
     kvf_plan_cursor_t cursor = {0};
     kvf_piece_t piece;
     int32_t slot;
@@ -103,7 +103,7 @@ Test(plan, a_part_brings_the_blocks_that_it_completes) {
     cr_assert_eq(grant(1, 3, (uint64_t[]){2, 3, 4}, (uint32_t[]){2, 3, 4}), KVF_OK);
     cr_assert_eq(kvf_plan_close(&plan, false, &detail), KVF_OK);
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        const kvf_plan_part_t part = {0, 5, parts[i].first, parts[i].end};
+        const kvf_plan_part_t part = {0, 5, parts[i].first, parts[i].end, NULL};
         char came[2][8] = {"", ""};
         kvf_plan_cursor_t cursor = {0};
         kvf_piece_t piece;
@@ -136,7 +136,7 @@ Test(plan, what_is_missing_is_named) {
                        detail.text);
     kvf_plan_cleanup(&plan);
 
-    const kvf_plan_part_t part = {1, 2, 0, 40};
+    const kvf_plan_part_t part = {1, 2, 0, 40, NULL};
     kvf_plan_cursor_t cursor = {0};
     kvf_piece_t piece;
     int32_t slot;
