@@ -257,6 +257,10 @@ static bool converse(uint64_t fail_at) {
         if (status == KVF_OK) {
             RUN_UNTIL(b.bytes == 100);
             whole = true;
+        } else if (data != NULL) { /* it does not go on without those bytes */
+            RUN_UNTIL(a.closed == 1 && b.closed == 1);
+            cr_assert_eq(a.closed_conn, conn);
+            cr_assert_str_eq(a.why, "no memory to send");
         }
     } else {
         cr_assert_eq(conn, 77);

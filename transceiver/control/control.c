@@ -192,6 +192,7 @@ kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t id, uint8_t *data
     write_t *write = kvf_alloc(control->alloc, sizeof(*write));
     if (write == NULL) {
         status = KVF_ERR_NO_MEMORY;
+        close_hard(conn, "no memory to send"); /* what follows must not come without this */
         goto err_free_data;
     }
     write->req.data = write;

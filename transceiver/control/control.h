@@ -82,7 +82,8 @@ KVF_CHECK kvf_status_t kvf_control_dial(kvf_control_t *control, const char *addr
  * @param data  From the control's allocator; taken over, also on error.
  * @return KVF_OK (also for a connection that broke and whose `closed` has not come yet: the bytes
  *         are lost); KVF_ERR_UNKNOWN (no such connection, or closed by us); KVF_ERR_NO_MEMORY
- *         (nothing of data was sent). A connection whose backlog overflows is closed with an event.
+ *         (nothing of data was sent, and the connection is closed with an event). So is one whose
+ *         backlog overflows.
  */
 kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t conn, uint8_t *data, size_t bytes);
 
