@@ -21,6 +21,7 @@ struct kvf_copier {
     kvf_agent_t *agent;
     kvf_crew_t *crew;
     kvf_mapped_t *mapped; /* NULL: nobody maps our pools, and we nobody's */
+    bool mapped_ready;    /* its descriptor was readable */
     kvf_job_t *short_first, *short_last;
 };
 
@@ -97,8 +98,9 @@ static void done(kvf_copier_t *copier, kvf_job_t *job) {
 }
 
 unsigned kvf_copier_progress(kvf_copier_t *copier) {
-    unsigned n = copier->mapped == NULL ? 0 : kvf_mapped_progress(copier->mapped);
+    unsigned n = copier->mapped_ready ? kvf_mapped_progress(copier->mapped) : 0;
     uint64_t bytes = 0;
+    copier->mapped_ready = false; /* what is left makes it readable again */
     for (kvf_job_t *job = kvf_crew_take(copier->crew), *next; job != NULL; job = next, n++) {
         next = job->next;
         done(copier, job);
@@ -113,6 +115,10 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
         n++;
     }
     return n;
+}
+
+void kvf_copier_readable(kvf_copier_t *copier) {
+    copier->mapped_ready = true;
 }
 
 bool kvf_copier_is_busy(const kvf_copier_t *copier) {

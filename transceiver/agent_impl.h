@@ -97,7 +97,9 @@ void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer);
 unsigned kvf_copier_progress(kvf_copier_t *copier);
 /** @return Whether kvf_copier_progress() has work that no wake or descriptor tells of. */
 bool kvf_copier_is_busy(const kvf_copier_t *copier);
-/** @return A descriptor to watch for input, or -1. */
+/** @return A descriptor to watch for input, of which kvf_copier_readable() tells; or -1. */
 int kvf_copier_fd(const kvf_copier_t *copier);
+/** The next kvf_copier_progress() looks there. */
+void kvf_copier_readable(kvf_copier_t *copier);
 
 #endif

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -355,11 +356,10 @@ static void wake_up(void *ctx) {
     (void)uv_async_send(&((kvf_loop_t *)ctx)->wake);
 }
 
-/* The turn that follows looks. */
 static void on_copies(uv_poll_t *handle, int status, int events) {
-    (void)handle;
     (void)status;
     (void)events;
+    kvf_copier_readable(((kvf_loop_t *)handle->data)->copier);
 }
 
 /* Everything that belongs to the driving thread. */
@@ -400,6 +400,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
     fd = kvf_copier_fd(loop->copier);
+    loop->copies.data = loop;
     if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->copies, fd) != 0 ||
                     uv_poll_start(&loop->copies, UV_READABLE, on_copies) != 0)) {
         status =
@@ -420,6 +421,7 @@ err_close:
 static void *thread_main(void *arg) {
     kvf_loop_t *loop = arg;
     sigset_t before;
+    (void)prctl(PR_SET_NAME, "kvf-agent");
     block_sigpipe(&before);
     kvf_status_t status = loop_open(loop, &loop->detail);
     (void)pthread_mutex_lock(&loop->lock);

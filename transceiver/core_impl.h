@@ -27,6 +27,8 @@ typedef struct kvf_turns {
 /** What a send may post before the next one has its turn: short, so that who comes last waits
  * little; long enough that a commit for each costs nothing (docs/benchmarks/fairness.md). */
 #define KVF_TURN_BYTES (UINT64_C(256) << 10)
+/** The same, of what is not moved but told: how long the receiver copies is for it to say. */
+#define KVF_TELL_BYTES (UINT64_C(1) << 20)
 
 /* ---- operations: what send and recv have in common ---- */
 

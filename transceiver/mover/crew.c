@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 
 #define MAX_THREADS 64
 
@@ -40,6 +41,7 @@ static kvf_job_t *take(job_list_t *list) {
 
 static void *thread_main(void *arg) {
     kvf_crew_t *crew = arg;
+    (void)prctl(PR_SET_NAME, "kvf-crew");
     (void)pthread_mutex_lock(&crew->lock);
     for (;;) {
         kvf_job_t *job = take(&crew->waiting);
