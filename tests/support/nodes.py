@@ -72,19 +72,25 @@ def wait_for(condition, what, seconds=PATIENCE_S):
         time.sleep(0.01)
 
 
+_given = set()  # ports: a node that is being started does not have its own yet
+_given_lock = threading.Lock()
+
+
 def place():
     """Settings of a node that another one will follow at the same addresses. The ports are not among those that the
     system gives to outgoing connections: such a connection may have the port when the follower wants it."""
-    ports = set()
+    ports = []
     while len(ports) < 2:
         port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
+        with _given_lock, socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-                ports.add(port)
             except OSError:
                 continue
-    return {"http.listen": "127.0.0.1:%d" % ports.pop(), "control.listen": "127.0.0.1:%d" % ports.pop()}
+            if port not in _given:
+                _given.add(port)
+                ports.append(port)
+    return {"http.listen": "127.0.0.1:%d" % ports[0], "control.listen": "127.0.0.1:%d" % ports[1]}
 
 
 class Asking:
