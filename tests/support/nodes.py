@@ -252,6 +252,12 @@ class Node:
         with open("/proc/%d/statm" % self.pid, encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def private_bytes(self):
+        """Resident memory that no other process has, too: not pools that are shared."""
+        with open("/proc/%d/statm" % self.pid, encoding="ascii") as statm:
+            _, resident, shared = statm.read().split()[:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
     def cpu_ticks(self):
         """User and system time so far, all threads, in clock ticks."""
         with open("/proc/%d/stat" % self.pid, encoding="ascii") as stat:
