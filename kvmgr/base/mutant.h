@@ -19,6 +19,11 @@
     X(free_under_read, "a send gives its pages back while windows are still posted")               \
     X(free_under_copy, "a send gives its pages back while its receiver copies from them")          \
     X(free_while_copying, "a receive gives its pages back while it copies into them")              \
+    X(drain_while_copying, "drained is said while copies from the sender's pools are under way")   \
+    X(returned_of_one, "one mapping that is given back is taken for all")                          \
+    X(keep_mapped, "the pools of a peer that is given up stay mapped")                             \
+    X(no_second_abort, "a sender does not ask again for pages that are in doubt")                  \
+    X(skip_slot_check, "a commit may name slots that its sender's pool does not have")             \
     X(skip_grant_key, "whoever knows a transfer's number may write to it")                         \
     X(skip_generation_check, "a chunk's slot and generation are not compared with the grant")      \
     X(chunk_twice, "bytes may come a second time")                                                 \

@@ -34,6 +34,7 @@ struct cluster {
     uint64_t now_us;
     bool hold;
     void (*on_write)(uint8_t *data, size_t bytes);
+    void (*on_message)(kvf_frame_type_t type, ProtobufCMessage *message);
     uint64_t writes_to_cut; /* 0: none is to be cut */
     cut_t cut_how;
     bool stop_at_cut;
@@ -95,6 +96,28 @@ static void cut_all(cluster_t *cluster, cut_t how) {
     }
 }
 
+/* A message is under way, which the test may change: one frame is written at a time. */
+static void push_message(const cluster_t *cluster, end_t *end, const uint8_t *data, size_t bytes) {
+    const kvf_alloc_t *alloc = kvf_alloc_default();
+    ProtobufCMessage *message;
+    uint8_t *frame;
+    size_t frame_bytes;
+    kvf_frame_type_t type = bytes > KVF_FRAME_HEADER_BYTES ? (kvf_frame_type_t)data[4] : 0;
+    if (cluster->on_message == NULL || type < KVF_FRAME_RECV_REQUEST ||
+        memcmp(data, "KVFR", 4) != 0) {
+        push(end, data, bytes);
+        return;
+    }
+    cr_assert_eq(kvf_message_unpack(alloc, type, data + KVF_FRAME_HEADER_BYTES,
+                                    bytes - KVF_FRAME_HEADER_BYTES, &message, NULL),
+                 KVF_OK);
+    cluster->on_message(type, message);
+    cr_assert_eq(kvf_message_pack(alloc, type, message, 1 << 20, &frame, &frame_bytes), KVF_OK);
+    kvf_message_free(alloc, message);
+    push(end, frame, frame_bytes);
+    kvf_free(alloc, frame);
+}
+
 static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
     node_t *node = ctx;
     cluster_t *cluster = node->cluster;
@@ -102,7 +125,7 @@ static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
         cluster->on_write(data, bytes);
     }
     if (cluster->ends[other(conn)].open && !cluster->ends[other(conn)].cut) {
-        push(&cluster->ends[other(conn)], data, bytes);
+        push_message(cluster, &cluster->ends[other(conn)], data, bytes);
     }
     if (cluster->writes_to_cut > 0 && --cluster->writes_to_cut == 0) {
         cut_all(cluster, cluster->cut_how);
@@ -399,6 +422,11 @@ uint64_t cluster_now(const cluster_t *cluster) {
 
 void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes)) {
     cluster->on_write = fn;
+}
+
+void cluster_on_message(cluster_t *cluster,
+                        void (*fn)(kvf_frame_type_t type, ProtobufCMessage *message)) {
+    cluster->on_message = fn;
 }
 
 void cluster_cut(cluster_t *cluster) {

@@ -10,6 +10,7 @@
  */
 
 #include "kvmgr/base/alloc.h"
+#include "proto/message.h"
 #include "transceiver/core.h"
 #include "transceiver/mover/sim.h"
 
@@ -114,6 +115,9 @@ void cluster_run_to_cut(cluster_t *cluster);
 bool cluster_was_cut(const cluster_t *cluster);
 /** Change control bytes on their way: called for every write. */
 void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes));
+/** Change whole messages about transfers on their way, also their length. */
+void cluster_on_message(cluster_t *cluster,
+                        void (*fn)(kvf_frame_type_t type, ProtobufCMessage *message));
 /** Connect as a stranger and send bytes. @return The connection's number. */
 uint64_t cluster_stranger(node_t *node, const void *data, size_t bytes);
 /** @return Whether the node has closed it. */

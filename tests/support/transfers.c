@@ -19,6 +19,7 @@ void watch_event(void *ctx, const kvf_event_t *event) {
         watch->results++;
         watch->status = event->status;
         (void)snprintf(watch->message, sizeof(watch->message), "%s", event->message);
+        (void)snprintf(watch->mover, sizeof(watch->mover), "%s", event->mover);
         watch->bytes = event->bytes;
         watch->pages = event->pages;
         watch->pieces = event->pieces;

@@ -15,6 +15,7 @@ typedef struct watch {
     int progress, results, releases; /**< events */
     kvf_status_t status;
     char message[KVF_DETAIL_BYTES];
+    char mover[16];
     uint64_t bytes, pages, pieces, quarantine_us;
     uint32_t layers; /**< progress reached this global layer */
     size_t n_missing, n_poisoned;
