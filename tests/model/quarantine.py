@@ -33,7 +33,7 @@ OUTCOME = {None: "holds", SEEN: "possible"}
 
 RIGHT = {
     "push": ["CHECKED", "CHECKED PACED", "MAPPED", "RDMA", "BARE"],
-    "pull": ["MAPPED", "RDMA", "BARE"],
+    "pull": ["MAPPED", "MAPPED LENT", "RDMA", "BARE"],
     "session": ["", "LATE_HELLO"],
 }
 BROKEN = {
@@ -68,7 +68,12 @@ BROKEN = {
         ("BARE BUG_FAILED_IS_DRAINED", PAGES),
         ("MAPPED BUG_NO_SECOND_ABORT", END),
         ("MAPPED BUG_ABORT_UNANSWERED", END),
+        ("MAPPED LENT BUG_DRAINED_EARLY", PAGES),
+        ("MAPPED LENT BUG_UNMAP_EARLY", PAGES),
+        ("MAPPED LENT BUG_ONE_OF_TWO", PAGES),
         ("MAPPED SEEK=1", SEEN),
+        ("MAPPED LENT SEEK=1", SEEN),
+        ("MAPPED LENT SEEK=2", SEEN),
         ("RDMA SEEK=2", SEEN),
         ("BARE SEEK=3", SEEN),
     ],

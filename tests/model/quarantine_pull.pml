@@ -2,7 +2,9 @@
 /*
  * The generation node moves: it reads pages that the context node granted (pull by a one-sided
  * mover). The pages in danger are S's: if one is freed and rewritten too early, the reader gets
- * another request's bytes as its own. (Pull on software transports: quarantine_push.pml, PACED.)
+ * another request's bytes as its own. (Pull on software transports: quarantine_push.pml, PACED.) With
+ * LENT it is the mover `mapped`, whichever side paces: R reads what S commits, by a mapping of S's
+ * pools that it gives back when a session is over and its last read by it has been made.
  * Sections are those of docs/protocol.md.
  */
 #define MOVER_DIED (r_inc > 1)
@@ -13,6 +15,13 @@
 byte holds[NREQ];    /* the pages of a request, under lease and then granted to its receiver */
 byte s_peer;         /* incarnation of R at the other end of s_session */
 bit fenced[NREQ];    /* our end of the path on which it would read is destroyed */
+
+/* Mappings of S's pools (LENT), one for each session in which R asks for something: masks. */
+byte lent[3];    /* by R's incarnation: those that S does not know to be gone */
+byte returned;   /* that are gone, which S has not noticed yet */
+bit back[NREQ];  /* S: there is none any more by which its receiver could read */
+byte mapped;     /* R: those that it has */
+byte map_of[NREQ]; /* R: the one by which its reads are made; a mapping is named by its session */
 
 /* R */
 byte todo[NREQ];     /* granted, not posted yet */
@@ -40,7 +49,7 @@ inline s_free(t) {
 inline s_end(t, proof) {
     give(s_result[t]);
     if
-    :: s[t] == OFFERED || proof || BUG_FREE_AT_ABORT -> s_free(t)
+    :: s[t] == OFFERED || proof || back[t] || BUG_FREE_AT_ABORT -> s_free(t)
     :: else -> s[t] = DOUBT
     fi
 }
@@ -54,6 +63,44 @@ inline s_fence(u, t) {
     :: IN_DOUBT(s[u]) && r_inc_of[u] == r_inc_of[t] -> fenced[u] = 1; flight[u] = 0; s_free(u)
     :: else
     fi
+}
+
+/* kvf_core_returned */
+inline s_returned(u, inc) {
+    if
+    :: s[u] == LIVE && r_inc_of[u] == inc -> back[u] = 1
+    :: IN_DOUBT(s[u]) && r_inc_of[u] == inc -> s_free(u)
+    :: else
+    fi
+}
+
+inline s_notice(k, inc) {
+    returned = returned & ~BIT(k);
+    lent[inc] = lent[inc] & ~BIT(k);
+    if
+    :: lent[inc] == 0 || BUG_ONE_OF_TWO -> s_returned(0, inc); s_returned(1, inc)
+    :: else
+    fi
+}
+
+proctype lender() {
+    byte k;
+end:
+    do
+    :: atomic { returned != 0 ->
+            k = 1;
+            do
+            :: returned & BIT(k) -> break
+            :: else -> k++
+            od;
+            if
+            :: lent[1] & BIT(k) -> s_notice(k, 1)
+            :: lent[2] & BIT(k) -> s_notice(k, 2)
+            :: else -> returned = returned & ~BIT(k) /* another process had lent it */
+            fi;
+            k = 0
+        }
+    od
 }
 
 proctype send(byte t) {
@@ -123,7 +170,7 @@ inline s_handle(m, t) {
     if
     :: m == REQ -> /* kvf_send_on_request */
         if
-        :: s[t] == OFFERED && s_inc_of[t] == s_inc ->
+        :: s[t] == OFFERED && s_inc_of[t] == s_inc && (!LENT || lent[s_peer] != 0) ->
             s[t] = LIVE; r_inc_of[t] = s_peer; tell_r(GRANT, t, holds[t])
         :: else -> tell_r(ABORT, t, 0)
         fi
@@ -150,6 +197,7 @@ inline s_killed(u) {
     :: s[u] != NEW -> s[u] = LOST; holds[u] = 0; s_result[u] = 0; s_released[u] = 0
     :: else
     fi;
+    back[u] = 0;
     flight[u] = 0; /* its memory and its keys are gone */
     fenced[u] = (s[u] == LOST)
 }
@@ -172,7 +220,7 @@ end:
 #endif
     /* killed; it may come back at the same address */
     :: atomic { s_alive && faults > 0 ->
-            faults--; s_alive = 0; s_killed(0); s_killed(1);
+            faults--; s_alive = 0; s_killed(0); s_killed(1); lent[1] = 0; lent[2] = 0;
             intact = 0; s_session = 0; s_peer = 0; drop_all_to_s();
             if
             :: s_stays_down = 1
@@ -246,7 +294,7 @@ end:
     /* kvf_recv_on_peer_up; or it is not the incarnation that the ticket names */
     :: atomic { r[t] == LIVE && !asked[t] && r_peer != 0 ->
             if
-            :: r_peer == s_inc_of[t] -> asked[t] = 1; tell_s(REQ, t, 0)
+            :: r_peer == s_inc_of[t] -> asked[t] = 1; map_of[t] = LENT * session; tell_s(REQ, t, 0)
             :: else -> r_end(t, 0)
             fi
         }
@@ -306,6 +354,27 @@ inline r_on_abort(t) {
     fi
 }
 
+/* No copy by that mapping is under way. */
+#define UNUSED(k) \
+    ((map_of[0] != k || posted[0] == 0 || BUG_UNMAP_EARLY) && \
+     (map_of[1] != k || posted[1] == 0 || BUG_UNMAP_EARLY))
+
+/* kvf_peer_unmap, and the last job that uses it */
+proctype unmapper() {
+    byte k;
+end:
+    do
+    :: atomic { (mapped & 2) && (!r_dialled || session != 1) && UNUSED(1) -> k = 1;
+            mapped = mapped & ~BIT(k); returned = returned | BIT(k); k = 0 }
+    :: atomic { (mapped & 4) && (!r_dialled || session != 2) && UNUSED(2) -> k = 2;
+            mapped = mapped & ~BIT(k); returned = returned | BIT(k); k = 0 }
+    :: atomic { (mapped & 8) && (!r_dialled || session != 3) && UNUSED(3) -> k = 3;
+            mapped = mapped & ~BIT(k); returned = returned | BIT(k); k = 0 }
+    :: atomic { (mapped & 16) && (!r_dialled || session != 4) && UNUSED(4) -> k = 4;
+            mapped = mapped & ~BIT(k); returned = returned | BIT(k); k = 0 }
+    od
+}
+
 proctype generation() {
     mtype m;
     byte t, pages;
@@ -321,7 +390,10 @@ end:
             r_dialled = 0; r_peer = 0; r_end_live(0); r_end_live(1); drop_all_to_r() }
     :: atomic { to_r?m, t, pages ->
             if
-            :: m == WELCOME -> r_peer = t
+            :: m == WELCOME && !LENT -> r_peer = t
+            :: m == WELCOME && LENT && s_alive && t == s_inc -> /* and its pools are mapped */
+                r_peer = t; mapped = mapped | BIT(session); lent[r_inc] = lent[r_inc] | BIT(session)
+            :: m == WELCOME && LENT && !(s_alive && t == s_inc) -> skip /* it is gone */
             :: m == GRANT ->
                 if
                 :: r[t] == LIVE -> todo[t] = pages; expected[t] = pages
@@ -333,7 +405,7 @@ end:
         }
     /* killed, and started again at the same address */
     :: atomic { r_inc == 1 && faults > 0 ->
-            faults--; r_killed(0); r_killed(1); r_inc++;
+            faults--; r_killed(0); r_killed(1); r_inc++; mapped = 0;
             intact = 0; r_dialled = 0; r_peer = 0; drop_all_to_r() }
     od
 }
@@ -385,7 +457,11 @@ init {
         run send(0);
         run send(1);
         run path(0);
-        run path(1)
+        run path(1);
+        if
+        :: LENT -> run lender(); run unmapper()
+        :: else
+        fi
     }
     timeout -> judge(0); judge(1)
 }

@@ -30,6 +30,9 @@
 #ifndef MAPPED
 #define MAPPED 0
 #endif
+#ifndef LENT /* (pull) and R gives its mapping back with its last copy of a session that is over */
+#define LENT 0
+#endif
 #ifndef RDMA
 #define RDMA 0
 #endif
@@ -81,6 +84,13 @@
 #endif
 #ifndef BUG_ABORT_UNANSWERED
 #define BUG_ABORT_UNANSWERED 0 /* an Abort of what is unknown, or over, is only dropped */
+#endif
+
+#ifndef BUG_UNMAP_EARLY
+#define BUG_UNMAP_EARLY 0 /* a mapping is given back while copies from it are posted */
+#endif
+#ifndef BUG_ONE_OF_TWO
+#define BUG_ONE_OF_TWO 0 /* one mapping that is given back is taken for all */
 #endif
 
 /* What must be possible, lest the rest holds for nothing: a run that gets there fails. */
