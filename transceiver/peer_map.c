@@ -11,6 +11,8 @@
  * copy has been made. */
 #define MAX_LENT 8
 
+#define MAP_AGAIN_US UINT64_C(5000000)
+
 static kvf_peer_t *find_number(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = core->peers;
     while (peer != NULL && peer->number != number) {
@@ -31,9 +33,12 @@ kvf_status_t kvf_core_set_mapped_address(kvf_core_t *core, const void *address, 
     return KVF_OK;
 }
 
-static void fall_back(kvf_peer_t *peer, const char *why) {
+/* What is not so for good, such as a peer that stood still, is tried again for a later request. */
+static void fall_back(kvf_peer_t *peer, kvf_status_t status, const char *why) {
     kvf_core_t *core = peer->core;
+    bool for_good = status == KVF_ERR_UNSUPPORTED || status == KVF_ERR_INVALID;
     peer->map = KVF_MAP_FAILED;
+    peer->map_again_us = for_good ? KVF_NEVER : kvf_time_after(core->now_us, MAP_AGAIN_US);
     core->counters.mover_fallbacks++;
     kvf_log(core->log, KVF_LOG_WARN, "the pools of %s are not mapped, so %s carries: %s",
             peer->instance, core->config.mover_name, why);
@@ -42,11 +47,15 @@ static void fall_back(kvf_peer_t *peer, const char *why) {
 void kvf_peer_map(kvf_peer_t *peer) {
     kvf_core_t *core = peer->core;
     kvf_detail_t detail;
+    if (peer->map == KVF_MAP_FAILED && core->now_us >= peer->map_again_us) {
+        peer->map = KVF_MAP_NONE;
+    }
     if (peer->map == KVF_MAP_NONE && core->mapped_address != NULL && peer->mapped_address != NULL) {
         peer->map = KVF_MAP_PENDING;
-        if (core->out.map(core->out.ctx, peer->number, peer->mapped_address,
-                          peer->mapped_address_bytes, peer->n_pages, &detail) != KVF_OK) {
-            fall_back(peer, detail.text);
+        kvf_status_t status = core->out.map(core->out.ctx, peer->number, peer->mapped_address,
+                                            peer->mapped_address_bytes, peer->n_pages, &detail);
+        if (status != KVF_OK) {
+            fall_back(peer, status, detail.text);
         }
     }
 }
@@ -71,7 +80,7 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
         peer->map = KVF_MAP_READY;
         kvf_log(core->log, KVF_LOG_INFO, "the pools of %s are mapped", peer->instance);
     } else {
-        fall_back(peer, why);
+        fall_back(peer, status, why);
     }
     for (kvf_op_t *op = kvf_peer_is_up(peer) ? peer->ops : NULL, *next; op != NULL; op = next) {
         next = op->peer_next;

@@ -82,6 +82,9 @@ Test(peer_map, who_cannot_map_falls_back) {
         cr_expect_eq(counters_of(p.gen).mover_fallbacks, 1);
         cr_expect_eq(p.gen->warnings, 1);
         cluster_map_fate(p.cluster, MAP_GOES_WELL);
+        cluster_advance(p.cluster, 5100000); /* another machine stays one */
+        again(&p);
+        expect_carried(&p, cases[i].fate == MAP_FAILS ? "mapped" : "sim");
         p.gen->stopped = true;
         cluster_advance(p.cluster, 3000000);
         p.gen->stopped = false;
