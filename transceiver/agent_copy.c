@@ -35,7 +35,7 @@ static void run_verify(kvf_job_t *job) {
     kvf_verify_t *verify = (kvf_verify_t *)job;
     const kvf_copier_t *copier = job->ctx;
     const kvf_agent_t *agent = copier->agent;
-    for (uint32_t i = 0; i < verify->n_items; i++) {
+    for (uint32_t i = 0; i < verify->n_items && !verify->failed; i++) {
         kvf_verify_item_t *item = &verify->items[i];
         uint8_t *at = page_at(agent, item->group_idx, item->slot, item->offset);
         if (verify->source == NULL) {
@@ -76,6 +76,7 @@ static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *jo
 
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
     verify->source = verify->peer == 0 ? NULL : kvf_mapped_use(copier->mapped, verify->peer);
+    verify->failed = verify->peer != 0 && verify->source == NULL;
     post(copier, &verify->job, run_verify,
          verify->digests || verify->source != NULL ? verify->bytes : 0);
 }

@@ -43,6 +43,7 @@ typedef struct kvf_verify {
     uint64_t recv_id;
     uint64_t peer; /**< copy from its pools, which are mapped; 0: the bytes are there */
     bool digests;  /**< digests are wanted */
+    bool failed;   /**< out: there is nothing to copy from any more */
     size_t first;  /**< the receive's */
     uint64_t bytes;
     uint32_t n_items;

@@ -230,6 +230,10 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
     kvf_recv_op_t *recv = kvf_recv_of(op); /* lives: a receive with a job out is not destroyed */
     core->n_verifying--;
     recv->n_jobs--;
+    if (job->failed && !recv->op.ended) {
+        kvf_recv_end(recv, KVF_ERR_PEER_LOST, "the context node's pools are not mapped any more",
+                     true);
+    }
     for (uint32_t i = 0; i < job->n_items && !recv->op.ended; i++) {
         const recv_commit_t *commit = &recv->commits[job->first + i];
         if (job->digests && job->items[i].digest != commit->digest && !KVF_MUTANT(skip_digest)) {

@@ -86,6 +86,18 @@ Test(peer_map_ends, the_receiver_cancels) {
     expect_to_wait_for_the_job(&p, KVF_ERR_CANCELLED);
 }
 
+/* A driver without the mapping: what was not copied is not taken for copied, digests or none. */
+Test(peer_map_ends, nothing_to_copy_from) {
+    pair_t p;
+    open_copying(&p);
+    ((kvf_verify_t *)p.gen->jobs)->failed = true;
+    node_run_job(p.gen, 0);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);
+    cr_expect_not_null(strstr(p.got.message, "not mapped any more"), "%s", p.got.message);
+    expect_settled(&p);
+}
+
 Test(peer_map_ends, the_receivers_time_is_over) {
     pair_t p;
     open_copying(&p);
