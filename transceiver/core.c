@@ -428,6 +428,11 @@ void kvf_core_destroy(kvf_core_t *core) {
         op_destroy(core->ops);
     }
     kvf_peers_cleanup(core);
+    while (core->free_jobs != NULL) {
+        kvf_verify_t *job = core->free_jobs;
+        core->free_jobs = (kvf_verify_t *)job->job.next;
+        kvf_free(core->alloc, job);
+    }
     while (core->free_windows != NULL) {
         kvf_window_t *window = core->free_windows;
         core->free_windows = window->priv;

@@ -27,7 +27,7 @@
 typedef struct kvf_core kvf_core_t;
 
 /** Ranges of pages for the driver to copy, or to digest, or both. */
-#define KVF_VERIFY_ITEMS 64
+#define KVF_VERIFY_ITEMS 256
 typedef struct kvf_verify_item {
     uint32_t group_idx;
     int32_t slot;

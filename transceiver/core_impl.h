@@ -328,6 +328,7 @@ struct kvf_core {
 
     uint32_t n_lent; /**< mappings of our pools, all peers */
     kvf_window_t *free_windows;
+    kvf_verify_t *free_jobs;
     uint32_t n_posted;
     uint32_t n_verifying;
     uint32_t n_farewells; /**< receives that wait to be taken back */
@@ -372,8 +373,10 @@ KVF_CHECK kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *requ
                                               const kvf_table_t *tables, uint32_t n_tables,
                                               kvf_wanted_t *wanted, kvf_detail_t *detail);
 /* send_move.c */
-/** Pieces of a window at the most: it is posted, completes and is committed as one. */
-#define KVF_WINDOW_PIECES 64
+/** Pieces of a window at the most: it is posted, completes and is committed as one. Those of a
+ * mover that carries are shorter, as others wait behind them. */
+#define KVF_WINDOW_PIECES 256
+#define KVF_CARRIED_PIECES 64
 /** @return A window with room for its pieces; NULL without memory. Windows are kept, so that
  * posting does not allocate once a peer's window has been full. */
 kvf_window_t *kvf_window_take(kvf_core_t *core);

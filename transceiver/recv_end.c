@@ -19,6 +19,9 @@ void kvf_recv_destroy(kvf_op_t *op) {
         kvf_free(alloc, recv->groups[g].landed);
         kvf_free(alloc, recv->groups[g].claimed);
     }
+    for (uint32_t i = 0; i < recv->n_jobs; i++) {
+        kvf_free(alloc, recv->jobs[i]); /* the driver has ended with them */
+    }
     kvf_free(alloc, recv->commits);
     kvf_free(alloc, recv->missing);
     kvf_message_free(alloc, recv->final == NULL ? NULL : &recv->final->base);

@@ -40,7 +40,7 @@ typedef struct recv_commit {
 } recv_commit_t;
 
 /* Jobs that the driver may have at once, so that its threads have enough to do. */
-#define RECV_JOBS 4
+#define RECV_JOBS 6
 
 typedef struct kvf_recv_op {
     kvf_op_t op;
@@ -62,9 +62,9 @@ typedef struct kvf_recv_op {
 
     recv_commit_t *commits; /* queue: [first, end) is not in a job yet */
     size_t commits_first, commits_end, commits_room;
-    kvf_verify_t jobs[RECV_JOBS]; /* one without items is free */
-    uint32_t n_jobs;              /* that the driver has */
-    uint64_t wanted_bytes;        /* granted */
+    kvf_verify_t *jobs[RECV_JOBS]; /* n_jobs of them: that the driver has */
+    uint32_t n_jobs;
+    uint64_t wanted_bytes; /* granted */
     uint64_t wanted_pages;
     uint64_t claimed_bytes; /* that commits named */
     uint64_t sealed_bytes;

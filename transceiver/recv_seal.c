@@ -8,8 +8,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* One verify job covers about this much, so that the driver can take turns. */
-#define VERIFY_BYTES (UINT64_C(256) << 10)
+/* One verify job covers about so much, so that the driver can take turns: more the more there is to
+ * do, because a job costs something, too. */
+#define MIN_JOB_BYTES (UINT64_C(256) << 10)
+#define MAX_JOB_BYTES (UINT64_C(1) << 20)
 
 /* ---- coverage ---- */
 
@@ -147,15 +149,36 @@ static void complete_if_whole(kvf_recv_op_t *recv) {
     kvf_recv_end(recv, KVF_OK, "", false);
 }
 
+/* Jobs are kept for the next one. */
+static kvf_verify_t *take_job(kvf_core_t *core) {
+    kvf_verify_t *job = core->free_jobs;
+    if (job != NULL) {
+        core->free_jobs = (kvf_verify_t *)job->job.next;
+        return job;
+    }
+    return kvf_alloc(core->alloc, sizeof(*job));
+}
+
+static void give_job(kvf_core_t *core, kvf_verify_t *job) {
+    job->job.next = (kvf_job_t *)core->free_jobs;
+    core->free_jobs = job;
+}
+
 /* Fill a job from the front of the queue, as far as the bytes are there. @return false: nothing. */
 static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
     kvf_core_t *core = recv->op.core;
-    *job = (kvf_verify_t){.recv_id = recv->op.id,
-                          .peer = recv->op.mapped ? recv->op.peer->number : 0,
-                          .digests = core->agent.digests,
-                          .first = recv->commits_first};
+    uint64_t most = (recv->claimed_bytes - recv->sealed_bytes) / 16;
+    most = most < MIN_JOB_BYTES ? MIN_JOB_BYTES : most > MAX_JOB_BYTES ? MAX_JOB_BYTES : most;
+    job->source = NULL;
+    job->recv_id = recv->op.id;
+    job->peer = recv->op.mapped ? recv->op.peer->number : 0;
+    job->digests = core->agent.digests;
+    job->failed = false;
+    job->first = recv->commits_first;
+    job->bytes = 0;
+    job->n_items = 0;
     while (recv->commits_first < recv->commits_end && job->n_items < KVF_VERIFY_ITEMS &&
-           job->bytes < VERIFY_BYTES) {
+           job->bytes < most) {
         const recv_commit_t *commit = &recv->commits[recv->commits_first];
         const recv_group_t *group = &recv->groups[commit->group_idx];
         uint64_t layer_bytes = kvf_group_layer_bytes(&core->layout.groups[commit->group_idx]);
@@ -180,15 +203,17 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
 /* Hand committed ranges whose bytes are there to the driver, oldest first, some jobs at a time. */
 static void verify_next(kvf_recv_op_t *recv) {
     kvf_core_t *core = recv->op.core;
-    for (size_t i = 0; i < RECV_JOBS && !recv->op.ended; i++) {
-        kvf_verify_t *job = &recv->jobs[i];
-        if (job->n_items > 0) {
-            continue;
-        }
-        if (!fill_job(recv, job)) {
+    while (recv->n_jobs < RECV_JOBS && recv->commits_first < recv->commits_end && !recv->op.ended) {
+        kvf_verify_t *job = take_job(core);
+        if (job == NULL) {
+            kvf_recv_end(recv, KVF_ERR_NO_MEMORY, "no memory to verify", true);
             break;
         }
-        recv->n_jobs++;
+        if (!fill_job(recv, job)) {
+            give_job(core, job);
+            break;
+        }
+        recv->jobs[recv->n_jobs++] = job;
         core->n_verifying++;
         core->out.verify(core->out.ctx, job);
     }
@@ -228,8 +253,12 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
     kvf_op_t *op;
     HASH_FIND(hh, core->ops, &job->recv_id, sizeof(job->recv_id), op);
     kvf_recv_op_t *recv = kvf_recv_of(op); /* lives: a receive with a job out is not destroyed */
+    uint32_t idx = 0;
+    while (recv->jobs[idx] != job) {
+        idx++;
+    }
+    recv->jobs[idx] = recv->jobs[--recv->n_jobs];
     core->n_verifying--;
-    recv->n_jobs--;
     if (job->failed && !recv->op.ended) {
         kvf_recv_end(recv, KVF_ERR_PEER_LOST, "the context node's pools are not mapped any more",
                      true);
@@ -255,7 +284,7 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
         }
         seal(recv, commit);
     }
-    job->n_items = 0;
+    give_job(core, job);
     if (recv->op.ended) {
         kvf_recv_settle(recv);
         kvf_op_reap(&recv->op);

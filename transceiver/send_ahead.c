@@ -44,7 +44,7 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
     while (window->n_pieces == 0 && next_part(send)) {
         kvf_piece_t piece;
         int32_t source;
-        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < KVF_TURN_BYTES &&
+        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < KVF_TELL_BYTES &&
                kvf_plan_next(&all, send->slots, &send->parts[ahead->part_idx], &ahead->cursor,
                              &piece, &source)) {
             piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
@@ -61,7 +61,9 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
 
 void kvf_send_ahead(kvf_send_op_t *send) {
     kvf_core_t *core = send->op.core;
-    if (core->n_lent == 0 || send->op.ended || send->claimed || send->ahead.posted) {
+    /* Who does not want digests talks to others that do not, as a rule. */
+    if (core->n_lent == 0 || !core->agent.digests || send->op.ended || send->claimed ||
+        send->ahead.posted) {
         return;
     }
     kvf_window_t *window = kvf_window_take(core);

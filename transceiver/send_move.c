@@ -200,9 +200,10 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     kvf_piece_t piece;
     int32_t source;
     bool wanted = false; /* a digest that nobody has made */
+    uint32_t most = op->mapped ? KVF_WINDOW_PIECES : KVF_CARRIED_PIECES;
+    most = most < core->agent.window_pieces ? most : core->agent.window_pieces;
     if (peer->window_bytes >= core->agent.window_bytes ||
-        peer->window_pieces + KVF_WINDOW_PIECES > core->agent.window_pieces ||
-        kvf_session_full(peer)) {
+        peer->window_pieces + most > core->agent.window_pieces || kvf_session_full(peer)) {
         return KVF_ERR_AGAIN;
     }
     kvf_window_t *window = kvf_window_take(core);
@@ -216,7 +217,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
                              .pieces = window->pieces,
                              .digests = send->digests,
                              .owner = (uint64_t)(uintptr_t)send};
-    while (part_idx < send->n_parts && window->n_pieces < KVF_WINDOW_PIECES &&
+    while (part_idx < send->n_parts && window->n_pieces < most &&
            window->bytes < (uint64_t)op->deficit) {
         next = cursor;
         if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &next, &piece,

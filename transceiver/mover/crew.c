@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #define MAX_THREADS 64
+#define MAX_UNTOLD 4
 
 typedef struct job_list {
     kvf_job_t *first, *last;
@@ -18,6 +19,8 @@ struct kvf_crew {
     pthread_mutex_t lock;
     pthread_cond_t cond; /* there is a job, or the end */
     job_list_t waiting, done;
+    uint32_t n_waiting, n_done;
+    bool woken; /* the owner, since it took jobs back */
     uint32_t n_idle;
     bool stop;
     uint32_t n_threads;
@@ -39,6 +42,15 @@ static kvf_job_t *take(job_list_t *list) {
     return job;
 }
 
+/* Waking costs about as much as a short job takes: the owner has to know when it could hand over
+ * more, and otherwise of several jobs at once. */
+static void wake_owner(kvf_crew_t *crew) {
+    if (!crew->woken && (crew->n_waiting < crew->n_threads + 1 || crew->n_done >= MAX_UNTOLD)) {
+        crew->woken = true;
+        crew->wake(crew->ctx);
+    }
+}
+
 static void *thread_main(void *arg) {
     kvf_crew_t *crew = arg;
     (void)prctl(PR_SET_NAME, "kvf-crew");
@@ -54,14 +66,13 @@ static void *thread_main(void *arg) {
             crew->n_idle--;
             continue;
         }
+        crew->n_waiting--;
         (void)pthread_mutex_unlock(&crew->lock);
         job->run(job);
         (void)pthread_mutex_lock(&crew->lock);
-        bool first = crew->done.first == NULL;
         add(&crew->done, job);
-        if (first) {
-            crew->wake(crew->ctx);
-        }
+        crew->n_done++;
+        wake_owner(crew);
     }
     (void)pthread_mutex_unlock(&crew->lock);
     return NULL;
@@ -113,6 +124,7 @@ void kvf_crew_destroy(kvf_crew_t *crew) {
 void kvf_crew_post(kvf_crew_t *crew, kvf_job_t *job) {
     (void)pthread_mutex_lock(&crew->lock);
     add(&crew->waiting, job);
+    crew->n_waiting++;
     bool idle = crew->n_idle > 0;
     (void)pthread_mutex_unlock(&crew->lock);
     if (idle) {
@@ -124,6 +136,8 @@ kvf_job_t *kvf_crew_take(kvf_crew_t *crew) {
     (void)pthread_mutex_lock(&crew->lock);
     kvf_job_t *job = crew->done.first;
     crew->done = (job_list_t){NULL, NULL};
+    crew->n_done = 0;
+    crew->woken = false;
     (void)pthread_mutex_unlock(&crew->lock);
     return job;
 }

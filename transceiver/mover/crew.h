@@ -27,8 +27,8 @@ typedef struct kvf_crew kvf_crew_t;
  * Start threads.
  *
  * @param n     1..64.
- * @param wake  Called on some thread of the crew when there is a job to be taken back where there
- * was none.
+ * @param wake  Called on some thread of the crew when jobs are to be taken back: when four of them
+ * are, or the crew soon has nothing to do. Not again before kvf_crew_take().
  * @return KVF_OK, KVF_ERR_NO_MEMORY (threads count).
  */
 KVF_CHECK kvf_status_t kvf_crew_create(const kvf_alloc_t *alloc, uint32_t n,
