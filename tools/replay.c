@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `kvferry replay`: drives prefill and decode nodes with a trace, as an orchestrator would. */
 #include "kvmgr/base/size.h"
+#include "tools/arguments.h"
 #include "tools/command.h"
 #include "tools/replay/report.h"
 #include "tools/replay/run.h"
@@ -75,19 +76,6 @@ typedef struct arguments {
     bool json;
 } arguments_t;
 
-static uint64_t parse_count(const struct argp_state *state, const char *option, const char *text,
-                            uint64_t min, uint64_t max) {
-    char *end;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 10);
-    if (errno != 0 || *end != '\0' || text[0] < '0' || text[0] > '9' || value < min ||
-        value > max) {
-        argp_error(state, "--%s: '%s' is not a whole number from %" PRIu64 " to %" PRIu64, option,
-                   text, min, max);
-    }
-    return value;
-}
-
 static double parse_speed(const struct argp_state *state, const char *text) {
     char *end;
     double value = strtod(text, &end);
@@ -133,25 +121,26 @@ static error_t parse_option(int key, char *arg, struct argp_state *state) {
         parse_urls(state, "decode", arg, &arguments->decode);
         return 0;
     case OPT_LIMIT:
-        arguments->limit = parse_count(state, "limit", arg, 1, INT64_MAX);
+        arguments->limit = kvf_argument_count(state, "limit", arg, 1, INT64_MAX);
         return 0;
     case OPT_MAX_INPUT:
-        arguments->max_input = parse_count(state, "max-input", arg, 1, KVF_MAX_TOKENS);
+        arguments->max_input = kvf_argument_count(state, "max-input", arg, 1, KVF_MAX_TOKENS);
         return 0;
     case OPT_CONCURRENCY:
-        arguments->concurrency = parse_count(state, "concurrency", arg, 1, MAX_CONCURRENCY);
+        arguments->concurrency = kvf_argument_count(state, "concurrency", arg, 1, MAX_CONCURRENCY);
         return 0;
     case OPT_SPEED:
         arguments->speed = parse_speed(state, arg);
         return 0;
     case OPT_DRAFT_LEN:
-        arguments->draft_tokens = parse_count(state, "draft-len", arg, 0, KVF_MAX_AUX_TOKENS);
+        arguments->draft_tokens =
+            kvf_argument_count(state, "draft-len", arg, 0, KVF_MAX_AUX_TOKENS);
         return 0;
     case OPT_EARLY_TICKET:
         arguments->early_ticket = true;
         return 0;
     case OPT_TIMEOUT_MS:
-        arguments->timeout_ms = parse_count(state, "timeout-ms", arg, 1, MAX_TIMEOUT_MS);
+        arguments->timeout_ms = kvf_argument_count(state, "timeout-ms", arg, 1, MAX_TIMEOUT_MS);
         return 0;
     case OPT_JSON:
         arguments->json = true;

@@ -57,7 +57,9 @@ static void run_window(kvf_job_t *job) {
     kvf_window_t *window = (kvf_window_t *)job;
     for (uint32_t i = 0; window->digests && i < window->n_pieces; i++) {
         kvf_piece_t *piece = &window->pieces[i];
-        piece->digest = kvf_digest(piece->source, piece->bytes);
+        if (piece->digest == 0) { /* the others were made ahead */
+            piece->digest = kvf_digest(piece->source, piece->bytes);
+        }
     }
 }
 
@@ -213,6 +215,7 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void
     if (status != KVF_OK && status != KVF_ERR_UNSUPPORTED) {
         kvf_log(&agent->log, KVF_LOG_WARN, "mover mapped is not available: %s", why.text);
     }
+    kvf_log(&agent->log, KVF_LOG_INFO, "%u threads copy and digest, by %s", n, kvf_copy_name());
     *copier_p = copier;
     return KVF_OK;
 }

@@ -254,6 +254,9 @@ void kvf_peer_detach(kvf_op_t *op);
 /** Tell a peer that a transfer is over, and why. */
 void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                          const char *message);
+/** Tell a peer that its pages are out of our reach: our last access has completed, or there was
+ * none. */
+void kvf_peer_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 /** Connect the mover to a peer if it is not yet. */
 KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
 /** Begin to map its pools, if that is possible and was not tried yet; `map` says how it is. */

@@ -332,6 +332,15 @@ void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kv
     kvf_peer_tell(peer, KVF_FRAME_ABORT, &abort.base);
 }
 
+void kvf_peer_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
+    Kvf__Wire__Drained drained;
+    Kvf__Wire__TransferId id;
+    kvf__wire__drained__init(&drained);
+    kvf_transfer_id_write(transfer, &id);
+    drained.transfer = &id;
+    kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
+}
+
 kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail) {
     kvf_core_t *core = peer->core;
     if (peer->mover_connected) {

@@ -380,7 +380,7 @@ bool kvf_recv_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
     kvf_recv_op_t *recv = kvf_recv_find(peer->core, transfer);
     char text[KVF_DETAIL_BYTES];
     if (recv == NULL || (recv->op.ended && recv->n_jobs == 0 && recv->op.peer == peer)) {
-        kvf_recv_tell_drained(peer, transfer); /* said before, perhaps to nobody */
+        kvf_peer_tell_drained(peer, transfer); /* said before, perhaps to nobody */
     }
     if (recv == NULL || recv->op.peer != peer) {
         return false;

@@ -60,15 +60,6 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
     return NULL;
 }
 
-void kvf_recv_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
-    Kvf__Wire__Drained drained;
-    Kvf__Wire__TransferId id;
-    kvf__wire__drained__init(&drained);
-    kvf_transfer_id_write(transfer, &id);
-    drained.transfer = &id;
-    kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
-}
-
 void kvf_recv_settle(kvf_recv_op_t *recv) {
     bool copying = recv->n_jobs > 0 && !(recv->op.mapped && KVF_MUTANT(free_while_copying));
     if (copying || !recv->op.ended) {
@@ -85,7 +76,7 @@ void kvf_recv_settle(kvf_recv_op_t *recv) {
         kvf_op_release(&recv->op);
         if (recv->op.mapped && recv->requested && recv->op.status != KVF_OK) {
             kvf_transfer_id_t id = kvf_recv_transfer(recv);
-            kvf_recv_tell_drained(recv->op.peer, &id);
+            kvf_peer_tell_drained(recv->op.peer, &id);
         }
     } else if (proof == NULL && recv->granted) {
         recv->granted = false;
@@ -122,7 +113,7 @@ void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message,
     }
     if (KVF_MUTANT(drain_while_copying) && recv->op.mapped && recv->requested) {
         kvf_transfer_id_t id = kvf_recv_transfer(recv);
-        kvf_recv_tell_drained(recv->op.peer, &id);
+        kvf_peer_tell_drained(recv->op.peer, &id);
     }
     kvf_recv_settle(recv);
     if (KVF_MUTANT(release_at_end)) {

@@ -99,8 +99,6 @@ void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int3
 void kvf_recv_pace(kvf_recv_op_t *recv);
 /** @return Whether all that commits have named was asked for. */
 bool kvf_recv_asked_for(const kvf_recv_op_t *recv);
-/** Tell the sender that its pages are not read by us any more. */
-void kvf_recv_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 /** Give it its result, tell the peer if `tell`, and return the pages as soon as that is safe. */
 void kvf_recv_end(kvf_recv_op_t *recv, kvf_status_t status, const char *message, bool tell);
 /** After the result: give the pages back, with proof that nothing writes to them any more, or put

@@ -8,15 +8,6 @@
 
 /* ---- the end ---- */
 
-void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
-    Kvf__Wire__Drained drained;
-    Kvf__Wire__TransferId id;
-    kvf__wire__drained__init(&drained);
-    kvf_transfer_id_write(transfer, &id);
-    drained.transfer = &id;
-    kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
-}
-
 /* Whether nothing reads the pages any more: this agent does not, and a receiver that copies from
  * them itself was not told where they are, or has made its last copy, or has lost its mapping. */
 static bool is_drained(const kvf_send_op_t *send) {
@@ -39,14 +30,13 @@ void kvf_send_finish_off(kvf_send_op_t *send) {
     send->offered = false;
     if (send->op.doubted) {
         kvf_send_for_pages(send, kvf_pages_settle);
-        kvf_op_settled(&send->op, send->op.mapped ? "the receiver's last copy has been made"
-                                                  : "our last window has completed");
+        kvf_op_settled(&send->op, "the last window has completed, or the last copy been made");
     } else {
         kvf_send_for_pages(send, kvf_pages_read_end);
     }
     if (send->claimed && !send->op.mapped && send->op.status != KVF_OK && send->op.peer != NULL &&
         !send->unproven) {
-        kvf_send_tell_drained(send->op.peer, &send->transfer);
+        kvf_peer_tell_drained(send->op.peer, &send->transfer);
     }
     kvf_op_release(&send->op);
 }
@@ -66,7 +56,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
         kvf_peer_tell_abort(send->op.peer, &send->transfer, status, message);
     }
     if (KVF_MUTANT(drain_too_early) && send->claimed && send->op.peer != NULL) {
-        kvf_send_tell_drained(send->op.peer, &send->transfer);
+        kvf_peer_tell_drained(send->op.peer, &send->transfer);
     }
     kvf_send_finish_off(send);
 }

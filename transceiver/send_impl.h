@@ -89,9 +89,6 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 /** After the result: give the pages back if nothing is posted, or put them in quarantine. Called
  * again when a window is done. */
 void kvf_send_finish_off(kvf_send_op_t *send);
-/** Tell the receiver that its pages are out of our reach: our last access has completed, or there
- * was none. */
-void kvf_send_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
 /** More is ready, and nobody has asked for it: make its digests, if somebody has mapped our pools.
  */
 void kvf_send_ahead(kvf_send_op_t *send);

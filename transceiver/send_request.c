@@ -135,7 +135,7 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
             kvf_log(core->log, KVF_LOG_INFO, "refused request %s of %s: %s", request->request_id,
                     peer->instance, detail.text);
             kvf_peer_tell_abort(peer, &transfer, status, detail.text);
-            kvf_send_tell_drained(peer, &transfer);
+            kvf_peer_tell_drained(peer, &transfer);
             return;
         }
         status = start_plan(send, peer, request, &transfer, &detail);
@@ -229,7 +229,7 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
         /* Said before, perhaps to nobody. What was not asked for before it was given up never will
          * be: messages come in order. */
         if (!(send != NULL ? send->unproven : peer->unproven)) {
-            kvf_send_tell_drained(peer, transfer);
+            kvf_peer_tell_drained(peer, transfer);
         }
         return send != NULL;
     }

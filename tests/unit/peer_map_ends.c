@@ -300,8 +300,8 @@ Test(peer_map_ends, asked_again) {
     expect_settled(&p);
 }
 
-/* It is asked while the copy is still under way: the answer waits for that. The mapping is the one
- * of before; what is asked for now has another. */
+/* It is asked while the copy is still under way: the answer waits for that. It copies from the
+ * first mapping; the second request has one of its own. */
 Test(peer_map_ends, asked_again_while_it_copies) {
     pair_t p;
     second_t s;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `kvferry bench`: measures a mover between two processes, or what the machine can do at best. */
+#include "tools/arguments.h"
 #include "tools/bench/side.h"
 #include "tools/bench/transfer.h"
 #include "tools/command.h"
@@ -68,18 +69,6 @@ static const struct argp_option arguments[] = {
     {.name = "json", .key = KEY_JSON, .doc = "Print one line of JSON"},
     {.name = NULL}};
 
-static uint64_t number(struct argp_state *state, const char *option, const char *arg,
-                       uint64_t least, uint64_t most) {
-    char *end;
-    errno = 0;
-    unsigned long long n = strtoull(arg, &end, 10);
-    if (arg[0] < '0' || arg[0] > '9' || *end != '\0' || errno != 0 || n < least || n > most) {
-        argp_error(state, "--%s: %s is not a number from %" PRIu64 " to %" PRIu64, option, arg,
-                   least, most);
-    }
-    return n;
-}
-
 static uint64_t size(struct argp_state *state, const char *option, const char *arg) {
     uint64_t bytes = 0;
     if (kvf_bench_parse_size(arg, &bytes) != KVF_OK) {
@@ -113,25 +102,25 @@ static error_t take_number(int key, char *arg, struct argp_state *state,
         options->block_bytes = size(state, "block-bytes", arg);
         return 0;
     case KEY_BLOCKS:
-        options->blocks = number(state, "blocks", arg, 1, INT32_MAX);
+        options->blocks = kvf_argument_count(state, "blocks", arg, 1, INT32_MAX);
         return 0;
     case KEY_POOL_BYTES:
         options->pool_bytes = size(state, "pool-bytes", arg);
         return 0;
     case KEY_LAYERS:
-        options->layers = number(state, "layers", arg, 1, KVF_MAX_GROUP_LAYERS);
+        options->layers = kvf_argument_count(state, "layers", arg, 1, KVF_MAX_GROUP_LAYERS);
         return 0;
     case KEY_THREADS:
-        options->threads = number(state, "threads", arg, 1, MAX_THREADS);
+        options->threads = kvf_argument_count(state, "threads", arg, 1, MAX_THREADS);
         return 0;
     case KEY_REPS:
-        options->reps = number(state, "reps", arg, 1, MAX_REPS);
+        options->reps = kvf_argument_count(state, "reps", arg, 1, MAX_REPS);
         return 0;
     case KEY_WARMUP:
-        options->warmup = number(state, "warmup", arg, 1, MAX_REPS);
+        options->warmup = kvf_argument_count(state, "warmup", arg, 1, MAX_REPS);
         return 0;
     case KEY_SEED:
-        options->seed = number(state, "seed", arg, 0, INT64_MAX);
+        options->seed = kvf_argument_count(state, "seed", arg, 0, INT64_MAX);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/arguments.h"
 #include "tools/command.h"
 #include "tools/sim/runner.h"
 
@@ -17,15 +18,6 @@ typedef struct options {
 
 enum { KEY_SEEDS = 1000, KEY_STEPS, KEY_KEEP, KEY_TRACE, KEY_NO_SHORTEN, KEY_JSON };
 
-static uint64_t number(struct argp_state *state, const char *arg, uint64_t least, uint64_t most) {
-    char *end;
-    unsigned long long n = strtoull(arg, &end, 10);
-    if (arg[0] < '0' || arg[0] > '9' || *end != '\0' || n < least || n > most) {
-        argp_error(state, "%s is not a number from %" PRIu64 " to %" PRIu64, arg, least, most);
-    }
-    return n;
-}
-
 static void list_scenarios(void) {
     const kvf_scenario_t *scenario;
     for (size_t i = 0; (scenario = kvf_scenario_at(i)) != NULL; i++) {
@@ -38,13 +30,13 @@ static error_t take(int key, char *arg, struct argp_state *state) {
     kvf_sim_request_t *request = &options->request;
     switch (key) {
     case 's':
-        request->seed = number(state, arg, 0, UINT64_MAX);
+        request->seed = kvf_argument_count(state, "seed", arg, 0, UINT64_MAX);
         return 0;
     case KEY_SEEDS:
-        request->n_seeds = number(state, arg, 1, UINT64_MAX);
+        request->n_seeds = kvf_argument_count(state, "seeds", arg, 1, UINT64_MAX);
         return 0;
     case KEY_STEPS:
-        request->n_items = (size_t)number(state, arg, 1, KVF_SCRIPT_ITEMS);
+        request->n_items = (size_t)kvf_argument_count(state, "steps", arg, 1, KVF_SCRIPT_ITEMS);
         return 0;
     case 'c':
         if (strcmp(arg, "list") == 0) {

@@ -20,8 +20,8 @@ static bool seal(int fd) {
            fcntl(fd, F_ADD_SEALS, size) == 0;
 }
 
-/* The pages are taken when they are touched, so that a pool for which there is no room would end
- * the process then: it is asked for now. */
+/* The pages are taken when they are touched. A pool that can have no room would end the process
+ * only then, so what the machine has is compared with it before. */
 static uint64_t room(void) {
     struct sysinfo system;
     return sysinfo(&system) == 0 ? (uint64_t)(system.totalram + system.totalswap) * system.mem_unit

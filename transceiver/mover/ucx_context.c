@@ -168,8 +168,8 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         device_of(wanted->listen_host, device);
         devices = device;
     }
-    ucx->posix_memory = has_word(tls, "posix,shm,sm,all", false);
-    ucx->sysv_memory = has_word(tls, "sysv,shm,sm,all", false);
+    const bool posix = has_word(tls, "posix,shm,sm,all", false);
+    const bool sysv = has_word(tls, "sysv,shm,sm,all", false);
     const bool tcp = has_word(tls, "tcp", false);
     /* When nothing else reports broken paths, shared memory has to: a peer's death is then seen at
      * the next keepalive, and only while there is room for its message. */
@@ -186,8 +186,8 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         /* A chunk of the mover in one segment: it is handed over where it was received. */
         {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
         {tcp, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "1m"},
-        {silent && ucx->posix_memory, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
-        {silent && ucx->sysv_memory, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent && posix, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
+        {silent && sysv, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent, "KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "1s"},
     };
     ucp_get_version(&major, &minor, &release);

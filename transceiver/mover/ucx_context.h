@@ -16,8 +16,6 @@ struct kvf_ucx {
     const kvf_alloc_t *alloc;
     kvf_log_t log;
     ucp_context_h context;
-    bool posix_memory; /**< the transports that make memory which a peer can map */
-    bool sysv_memory;
     char tls[128]; /**< as asked for, for texts */
 };
 
