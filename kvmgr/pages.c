@@ -158,6 +158,12 @@ kvf_page_label_t kvf_pages_label(const kvf_pages_t *pages, int32_t slot) {
     return label_of(&pages->pages[slot]);
 }
 
+void kvf_pages_prefetch(const kvf_pages_t *pages, int32_t slot) {
+    if (has_slot(pages, slot)) {
+        __builtin_prefetch(&pages->pages[slot], 1);
+    }
+}
+
 uint64_t kvf_pages_generation(const kvf_pages_t *pages, int32_t slot) {
     assert(has_slot(pages, slot));
     return pages->pages[slot].generation;

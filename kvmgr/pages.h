@@ -54,6 +54,10 @@ int64_t kvf_pages_count(const kvf_pages_t *pages, kvf_page_label_t label);
 /** @return The page's label. @param slot  Inside the pool. @cost O(1) */
 kvf_page_label_t kvf_pages_label(const kvf_pages_t *pages, int32_t slot);
 
+/** A hint: the page is used soon. Its record is cold where pools are large, and a transfer names
+ * thousands of pages. @param slot  Any; outside the pool nothing happens. @cost O(1) */
+void kvf_pages_prefetch(const kvf_pages_t *pages, int32_t slot);
+
 /** @return The page's generation. @param slot  Inside the pool. @cost O(1) */
 uint64_t kvf_pages_generation(const kvf_pages_t *pages, int32_t slot);
 

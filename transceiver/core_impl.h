@@ -27,8 +27,13 @@ typedef struct kvf_turns {
 /** What a send may post before the next one has its turn: short, so that who comes last waits
  * little; long enough that a commit for each costs nothing (docs/benchmarks/fairness.md). */
 #define KVF_TURN_BYTES (UINT64_C(256) << 10)
-/** The same, of what is not moved but told: how long the receiver copies is for it to say. */
-#define KVF_TELL_BYTES (UINT64_C(1) << 20)
+/** The same, of what is not moved but digested. */
+#define KVF_DIGEST_BYTES (UINT64_C(1) << 20)
+/** What is only told, because the receiver fetches it and the digests are there, costs a turn so
+ * many times less. */
+#define KVF_TOLD_SHARE 16
+/** How many blocks ahead of the one whose page is changed kvf_pages_prefetch() is told. */
+#define KVF_PREFETCH_BLOCKS 8
 
 /* ---- operations: what send and recv have in common ---- */
 

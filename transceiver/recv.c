@@ -88,6 +88,7 @@ static kvf_status_t grant_pages(kvf_recv_op_t *recv, kvf_detail_t *detail) {
         kvf_pages_t *pages = core->config.regions[g].pages;
         for (size_t i = 0; i < recv->groups[g].n; i++) {
             recv_entry_t *entry = &recv->groups[g].entries[i];
+            kvf_recv_prefetch(recv, g, i);
             kvf_status_t status = kvf_pages_write_begin(pages, entry->slot);
             if (status == KVF_OK) {
                 entry->generation = kvf_pages_generation(pages, entry->slot);
@@ -305,10 +306,17 @@ static bool choose_mover(kvf_recv_op_t *recv) {
     recv->op.mapped = peer->map == KVF_MAP_READY && recv->wanted_pages > 0;
     if (!recv->op.mapped && recv->wanted_pages > 0 &&
         strcmp(recv->op.core->agent.mover, KVF_MAPPED) == 0) {
-        kvf_recv_end(recv, KVF_ERR_INCOMPATIBLE,
-                     "the context node's pools cannot be mapped, and mover is mapped; are both on "
-                     "this machine, with pools of shared memory?",
-                     true);
+        if (peer->map == KVF_MAP_FAILED && peer->map_again_us != KVF_NEVER) {
+            kvf_recv_end(recv, KVF_ERR_PEER_LOST,
+                         "the context node did not let its pools be mapped: it answered too late, "
+                         "has just ended, or runs as another user; and mover is mapped",
+                         true);
+        } else {
+            kvf_recv_end(recv, KVF_ERR_INCOMPATIBLE,
+                         "the context node's pools cannot be mapped, and mover is mapped; are both "
+                         "on this machine, with pools of shared memory?",
+                         true);
+        }
         return false;
     }
     return true;

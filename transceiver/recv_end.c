@@ -28,10 +28,19 @@ void kvf_recv_destroy(kvf_op_t *op) {
     kvf_free(alloc, recv);
 }
 
+void kvf_recv_prefetch(const kvf_recv_op_t *recv, uint32_t g, size_t i) {
+    const recv_group_t *group = &recv->groups[g];
+    if (i + KVF_PREFETCH_BLOCKS < group->n) {
+        kvf_pages_prefetch(recv->op.core->config.regions[g].pages,
+                           group->entries[i + KVF_PREFETCH_BLOCKS].slot);
+    }
+}
+
 void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int32_t slot)) {
     kvf_core_t *core = recv->op.core;
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         for (size_t i = 0; i < recv->groups[g].n; i++) {
+            kvf_recv_prefetch(recv, g, i);
             fn(core->config.regions[g].pages, recv->groups[g].entries[i].slot);
         }
     }

@@ -92,6 +92,8 @@ static inline kvf_transfer_id_t kvf_recv_transfer(const kvf_recv_op_t *recv) {
 kvf_recv_op_t *kvf_recv_find(kvf_core_t *core, const kvf_transfer_id_t *transfer);
 /** Its deadline, or the end of its quarantine. */
 void kvf_recv_on_timer(kvf_timer_t *timer, void *owner);
+/** Entry `i` of a group is used now: have the page ready of one that follows soon. */
+void kvf_recv_prefetch(const kvf_recv_op_t *recv, uint32_t g, size_t i);
 /** Do something to every granted page. */
 void kvf_recv_for_pages(kvf_recv_op_t *recv, void (*fn)(kvf_pages_t *pages, int32_t slot));
 /** It was asked for more, more was verified, or it has ended: count, and wait for a turn to ask for

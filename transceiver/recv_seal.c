@@ -36,8 +36,12 @@ static void bits_set(uint64_t *bits, uint64_t first, uint64_t end) {
     }
 }
 
-static recv_entry_t *find_entry(const recv_group_t *group, int64_t ordinal) {
+/* The entry of a block, or NULL. Where it stands at `guess`, nothing is searched. */
+static recv_entry_t *find_entry(const recv_group_t *group, int64_t ordinal, size_t guess) {
     size_t low = 0, high = group->n;
+    if (guess < high && group->entries[guess].ordinal == ordinal) {
+        return &group->entries[guess];
+    }
     while (low < high) {
         size_t mid = low + (high - low) / 2;
         if (group->entries[mid].ordinal < ordinal) {
@@ -67,7 +71,7 @@ static uint64_t *covered_by_grant(kvf_recv_op_t *recv, const kvf_chunk_t *chunk,
         return NULL;
     }
     recv_group_t *group = &recv->groups[chunk->group_idx];
-    const recv_entry_t *entry = find_entry(group, chunk->ordinal);
+    const recv_entry_t *entry = find_entry(group, chunk->ordinal, group->n);
     uint64_t mask = group->granule_bytes - 1;
     if (entry == NULL ||
         ((entry->slot != chunk->slot || entry->generation != chunk->generation) &&
@@ -327,8 +331,9 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
         recv->commits = commits;
         recv->commits_room = room;
     }
+    size_t guess = group->n; /* commits go through the blocks in order */
     for (size_t i = 0; i < range->n_ordinals; i++) {
-        const recv_entry_t *entry = find_entry(group, (int64_t)range->ordinals[i]);
+        const recv_entry_t *entry = find_entry(group, (int64_t)range->ordinals[i], guess);
         if (entry == NULL || entry->generation != range->generations[i]) {
             return kvf_fail(detail, KVF_ERR_PROTOCOL,
                             "group %s: ordinal %" PRIu64 " was committed but not granted",
@@ -343,6 +348,7 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
                             recv->op.peer->n_pages[range->group_idx]);
         }
         size_t entry_idx = (size_t)(entry - group->entries);
+        guess = entry_idx + 1;
         uint64_t *claimed = group->claimed + entry_idx * group->words;
         if (!bits_all(claimed, first, end, false)) {
             return kvf_fail(detail, KVF_ERR_PROTOCOL,

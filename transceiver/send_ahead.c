@@ -44,7 +44,7 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
     while (window->n_pieces == 0 && next_part(send)) {
         kvf_piece_t piece;
         int32_t source;
-        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < KVF_TELL_BYTES &&
+        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < KVF_DIGEST_BYTES &&
                kvf_plan_next(&all, send->slots, &send->parts[ahead->part_idx], &ahead->cursor,
                              &piece, &source)) {
             piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;

@@ -191,6 +191,12 @@ static kvf_status_t post(const kvf_send_op_t *send, kvf_window_t *window, bool w
     return KVF_OK;
 }
 
+/* What a window takes of its send's turn. */
+static int64_t turn_cost(const kvf_send_op_t *send, const kvf_window_t *window, bool wanted) {
+    uint64_t bytes = send->op.mapped && !wanted ? window->bytes / KVF_TOLD_SHARE : window->bytes;
+    return (int64_t)bytes;
+}
+
 kvf_status_t kvf_send_pump(kvf_op_t *op) {
     kvf_send_op_t *send = kvf_send_of(op);
     kvf_core_t *core = op->core;
@@ -218,7 +224,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
                              .digests = send->digests,
                              .owner = (uint64_t)(uintptr_t)send};
     while (part_idx < send->n_parts && window->n_pieces < most &&
-           window->bytes < (uint64_t)op->deficit) {
+           turn_cost(send, window, wanted) < op->deficit) {
         next = cursor;
         if (!kvf_plan_next(&send->plan, send->slots, &send->parts[part_idx], &next, &piece,
                            &source)) {
@@ -258,7 +264,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     send->cursor = cursor;
     send->part_idx = part_idx;
     send->posted_bytes += window->bytes;
-    op->deficit -= (int64_t)window->bytes;
+    op->deficit -= turn_cost(send, window, wanted);
     if (!can_move(send)) {
         kvf_turns_leave(op);
     }

@@ -13,12 +13,21 @@ static int32_t slot_of(int32_t *const *slots, uint32_t group_idx, int64_t ordina
     return slots == NULL || slots[group_idx] == NULL ? -1 : slots[group_idx][ordinal];
 }
 
+/* Behind the block `o` comes another, whose page is needed soon. */
+static void prefetch(const kvf_send_op_t *send, int32_t *const *slots, uint32_t g, int64_t o) {
+    if (o + KVF_PREFETCH_BLOCKS < send->live[g].prompt_blocks) {
+        kvf_pages_prefetch(send->op.core->config.regions[g].pages,
+                           slot_of(slots, g, o + KVF_PREFETCH_BLOCKS));
+    }
+}
+
 void kvf_send_for_pages(kvf_send_op_t *send, void (*fn)(kvf_pages_t *pages, int32_t slot)) {
     kvf_core_t *core = send->op.core;
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         const kvf_wanted_t *live = &send->live[g];
         for (int64_t o = kvf_wanted_next(live, 0); o < live->prompt_blocks;
              o = kvf_wanted_next(live, o + 1)) {
+            prefetch(send, send->slots, g, o);
             if (slot_of(send->slots, g, o) >= 0) {
                 fn(core->config.regions[g].pages, send->slots[g][o]);
             }
@@ -101,6 +110,7 @@ static kvf_status_t take(kvf_send_op_t *send, int32_t *next[KVF_MAX_GROUPS], kvf
         for (int64_t o = kvf_wanted_next(live, 0); o < live->prompt_blocks;
              o = kvf_wanted_next(live, o + 1)) {
             int32_t slot = next[g][o];
+            prefetch(send, next, g, o);
             kvf_status_t status = slot < 0 || slot == slot_of(send->slots, g, o)
                                       ? KVF_OK
                                       : kvf_pages_read_begin(core->config.regions[g].pages, slot);
