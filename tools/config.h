@@ -40,6 +40,7 @@ typedef struct kvf_config {
     const char *mover;
     const char *direction;
     uint64_t mover_threads;
+    uint64_t busy_poll_us;
     bool digests;
     char *ucx_tls;
     char *ucx_devices;

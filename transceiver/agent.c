@@ -75,6 +75,10 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
         return kvf_fail(detail, KVF_ERR_INVALID, "mover_threads is %" PRIu32 ", must be 0 to 64",
                         config->mover_threads);
     }
+    if (config->busy_poll_us > 1000000) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "busy_poll_us is %" PRIu64 ", must be 0 to 1000000", config->busy_poll_us);
+    }
     if (config->max_transfers == 0 || config->window_bytes == 0 || config->window_pieces < 64 ||
         config->request_timeout_us == 0 || config->lease_us == 0) {
         return kvf_fail(

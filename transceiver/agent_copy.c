@@ -14,6 +14,9 @@
  * turn, so that messages and heartbeats are not kept waiting. */
 #define SHORT_BYTES (UINT64_C(64) << 10)
 #define SHORT_BYTES_PER_TURN (UINT64_C(256) << 10)
+/* Who has nothing else to do does as much itself: of a transfer that is over before the crew is up
+ * and about. */
+#define HELP_BYTES SHORT_BYTES_PER_TURN
 
 #define AUTO_THREADS 4
 
@@ -67,6 +70,7 @@ static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *jo
                  uint64_t bytes) {
     job->run = run;
     job->ctx = copier;
+    job->bytes = bytes;
     if (bytes > SHORT_BYTES) {
         kvf_crew_post(copier->crew, job);
         return;
@@ -115,6 +119,12 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
         job->run(job);
         bytes += SHORT_BYTES;
         done(copier, job);
+        n++;
+    }
+    kvf_job_t *help = n > 0 ? NULL : kvf_crew_help(copier->crew, HELP_BYTES);
+    if (help != NULL) {
+        help->run(help);
+        done(copier, help);
         n++;
     }
     return n;

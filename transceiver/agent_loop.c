@@ -5,6 +5,7 @@
 #include "transceiver/control/control.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +36,9 @@ struct kvf_loop {
     kvf_mover_t *mover;
     uv_poll_t copies; /* the copier's descriptor */
     kvf_copier_t *copier;
-    bool awake;      /* driven by the caller: there is work that no descriptor tells */
-    uint64_t events; /* things that happened; a turn without any may be followed by sleep */
+    bool awake;       /* driven by the caller: there is work that no descriptor tells */
+    uint64_t events;  /* things that happened; a turn without any may be followed by sleep */
+    uint64_t busy_us; /* when something happened for the last time */
 
     bool threaded;
     pthread_t thread; /* that drives: the agent's own, or the one that started the agent */
@@ -418,6 +420,22 @@ err_close:
     return status;
 }
 
+/* Whether to look once more instead of sleeping: to be woken takes longer than short transfers. */
+static bool looks_on(kvf_loop_t *loop, bool busy) {
+    const uint64_t most = loop->agent->config.busy_poll_us;
+    if (most == 0 || !kvf_core_busy(loop->agent->core)) {
+        return false;
+    }
+    const kvf_clock_t *clock = kvf_clock_default();
+    uint64_t now = clock->now_us(clock->ctx);
+    if (busy) {
+        loop->busy_us = now;
+    } else {
+        (void)sched_yield(); /* what is waited for may need this core */
+    }
+    return now - loop->busy_us < most;
+}
+
 static void *thread_main(void *arg) {
     kvf_loop_t *loop = arg;
     sigset_t before;
@@ -445,7 +463,7 @@ static void *thread_main(void *arg) {
         if (stop) {
             break;
         }
-        if (!busy) {
+        if (!looks_on(loop, busy) && !busy) {
             sleep_once(loop);
         }
     }

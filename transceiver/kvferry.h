@@ -111,6 +111,9 @@ typedef struct kvf_agent_config {
     uint64_t heartbeat_us;  /**< period, both directions */
     uint64_t suspect_us;    /**< silence that makes a peer suspect */
     uint64_t lost_us;       /**< silence that makes a peer lost */
+    uint64_t busy_poll_us;  /**< how long the agent's own thread looks on for more, after the last
+                               thing that happened while there are transfers, before it sleeps: a
+                               core for shorter short transfers; 0 (default) to 1,000,000 */
     kvf_log_cb log;         /**< NULL: warnings and errors go to stderr */
     void *log_ctx;
     int log_level; /**< 0 error .. 4 trace */

@@ -40,7 +40,7 @@ typedef struct recv_commit {
 } recv_commit_t;
 
 /* Jobs that the driver may have at once, so that its threads have enough to do. */
-#define RECV_JOBS 6
+#define RECV_JOBS 16
 
 typedef struct kvf_recv_op {
     kvf_op_t op;

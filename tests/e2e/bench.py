@@ -14,7 +14,7 @@ import time
 SMALL = ("--block-bytes", "4KiB", "--blocks", "5", "--pool-bytes", "64KiB", "--reps", "3", "--warmup", "1")
 FIELDS = {"mover": str, "transport": str, "block_bytes": int, "blocks": int, "bytes": int, "digest": str, "reps": int,
           "us": dict, "bytes_per_s": float, "pieces": int, "verified": bool, "mismatched_bytes": int, "measure": str,
-          "memory": str, "direction": str, "threads": int, "pool_bytes": int, "seed": int}
+          "memory": str, "direction": str, "threads": int, "pool_bytes": int, "busy_poll_us": int, "seed": int}
 failures = []
 
 
@@ -57,6 +57,8 @@ def check_transfers():
     expect(f"options come back: {line}", (line["mover"], line["transport"], line["memory"], line["direction"],
                                           line["seed"]) == ("ucx", "tcp,self", "host", "pull", 77))
     measure("--memory", "host")
+    line = measure("--mover", "mapped", "--busy-poll", "500")
+    expect(f"looking on: {line}", (line["mover"], line["busy_poll_us"]) == ("mapped", 500))
     line = measure("--digest", "off", "--threads", "2")
     expect(f"without digests, with threads: {line}", line["digest"] == "off" and line["threads"] == 2)
     line = measure("--mover", "mapped")

@@ -225,6 +225,35 @@ static void many_jobs(uint32_t n_threads) {
     close_crew(&owner);
 }
 
+/* The owner gets what would begin next, once, and nothing that is larger than it asks for. */
+static void an_owner_that_helps(void) {
+    enum { N = 5 };
+    task_t tasks[N] = {{.runs = 0}};
+    sem_t go, begun;
+    kvf_job_t *taken[N];
+    owner_t owner;
+    open_crew(&owner, 1);
+    CHECK(sem_init(&go, 0, 0) == 0 && sem_init(&begun, 0, 0) == 0);
+    CHECK(kvf_crew_help(owner.crew, UINT64_MAX) == NULL);
+    tasks[0].go = &go;
+    tasks[0].begun = &begun;
+    for (int i = 0; i < N; i++) {
+        tasks[i].job.bytes = i == 2 ? 1001 : 1000;
+        post(&owner, &tasks[i]);
+    }
+    CHECK(sem_wait(&begun) == 0); /* the only thread has the first one, and keeps it */
+    CHECK(kvf_crew_help(owner.crew, 999) == NULL);
+    CHECK(kvf_crew_help(owner.crew, 1000) == &tasks[1].job);
+    CHECK(kvf_crew_help(owner.crew, 1000) == NULL); /* those behind it do not overtake it */
+    CHECK(kvf_crew_help(owner.crew, 1001) == &tasks[2].job);
+    CHECK(sem_post(&go) == 0);
+    CHECK(take(&owner, N - 2, taken) == N - 2);
+    CHECK(taken[0] == &tasks[0].job && taken[1] == &tasks[3].job && taken[2] == &tasks[4].job);
+    CHECK(tasks[1].runs == 0 && tasks[2].runs == 0 && tasks[4].runs == 1);
+    CHECK(sem_destroy(&go) == 0 && sem_destroy(&begun) == 0);
+    close_crew(&owner);
+}
+
 /* Crews that had no time to begin, with and without something to do. */
 static void short_lives(void) {
     for (uint32_t n = 1; n <= 64; n += 9) {
@@ -271,6 +300,7 @@ int main(void) {
     many_jobs(1);
     many_jobs(3);
     many_jobs(8);
+    an_owner_that_helps();
     short_lives();
     what_cannot_be_made();
     return 0;

@@ -25,6 +25,7 @@ enum {
     KEY_DIRECTION,
     KEY_DIGEST,
     KEY_THREADS,
+    KEY_BUSY_POLL,
     KEY_MEASURE,
     KEY_REFERENCE,
     KEY_REPS,
@@ -53,6 +54,10 @@ static const struct argp_option arguments[] = {
      .key = KEY_THREADS,
      .arg = "N",
      .doc = "Threads that copy (the library's choice; of a reference 1)"},
+    {.name = "busy-poll",
+     .key = KEY_BUSY_POLL,
+     .arg = "US",
+     .doc = "How long both ends look on before they sleep, in microseconds (0)"},
     {.name = "measure",
      .key = KEY_MEASURE,
      .arg = "WHAT",
@@ -112,6 +117,9 @@ static error_t take_number(int key, char *arg, struct argp_state *state,
         return 0;
     case KEY_THREADS:
         options->threads = kvf_argument_count(state, "threads", arg, 1, MAX_THREADS);
+        return 0;
+    case KEY_BUSY_POLL:
+        options->busy_poll_us = kvf_argument_count(state, "busy-poll", arg, 0, 1000000);
         return 0;
     case KEY_REPS:
         options->reps = kvf_argument_count(state, "reps", arg, 1, MAX_REPS);

@@ -43,7 +43,8 @@ typedef struct kvf_bench_options {
     uint64_t layers; /**< of a block; 0: what kvf_bench_layout() chooses */
     uint64_t reps;
     uint64_t warmup;
-    uint64_t threads; /**< 0: the library's choice; of a reference at least 1 */
+    uint64_t threads;      /**< 0: the library's choice; of a reference at least 1 */
+    uint64_t busy_poll_us; /**< of both ends */
     uint64_t seed;
 } kvf_bench_options_t;
 

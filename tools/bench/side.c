@@ -49,6 +49,7 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
     config.layout = &side_p->layout;
     config.mover = options->mover;
     config.mover_threads = (uint32_t)options->threads;
+    config.busy_poll_us = options->busy_poll_us;
     config.digests = options->digest;
     config.ucx_tls = options->tls;
     memcpy(config.cluster_key, key, KVF_KEY_BYTES);

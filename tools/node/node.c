@@ -158,6 +158,7 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     desc.layout = &node->layout;
     desc.mover = config->mover;
     desc.mover_threads = (uint32_t)config->mover_threads;
+    desc.busy_poll_us = config->busy_poll_us;
     desc.digests = config->digests;
     desc.ucx_tls = config->ucx_tls;
     desc.ucx_devices = config->ucx_devices;

@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 
 #define MAX_THREADS 64
-#define MAX_UNTOLD 4
+#define MAX_UNTOLD 8
 
 typedef struct job_list {
     kvf_job_t *first, *last;
@@ -45,7 +45,7 @@ static kvf_job_t *take(job_list_t *list) {
 /* Waking costs about as much as a short job takes: the owner has to know when it could hand over
  * more, and otherwise of several jobs at once. */
 static void wake_owner(kvf_crew_t *crew) {
-    if (!crew->woken && (crew->n_waiting < crew->n_threads + 1 || crew->n_done >= MAX_UNTOLD)) {
+    if (!crew->woken && (crew->n_waiting < crew->n_threads || crew->n_done >= MAX_UNTOLD)) {
         crew->woken = true;
         crew->wake(crew->ctx);
     }
@@ -130,6 +130,17 @@ void kvf_crew_post(kvf_crew_t *crew, kvf_job_t *job) {
     if (idle) {
         (void)pthread_cond_signal(&crew->cond);
     }
+}
+
+kvf_job_t *kvf_crew_help(kvf_crew_t *crew, uint64_t most_bytes) {
+    kvf_job_t *job = NULL;
+    (void)pthread_mutex_lock(&crew->lock);
+    if (crew->waiting.first != NULL && crew->waiting.first->bytes <= most_bytes) {
+        job = take(&crew->waiting);
+        crew->n_waiting--;
+    }
+    (void)pthread_mutex_unlock(&crew->lock);
+    return job;
 }
 
 kvf_job_t *kvf_crew_take(kvf_crew_t *crew) {

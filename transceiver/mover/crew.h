@@ -16,8 +16,9 @@
 
 /** Part of whatever is to be done; its owner's, who leaves it alone while the crew has it. */
 typedef struct kvf_job {
-    void (*run)(struct kvf_job *job); /**< @thread one of the crew's */
+    void (*run)(struct kvf_job *job); /**< @thread one of the crew's, or who helps it */
     void *ctx;                        /**< the poster's */
+    uint64_t bytes;                   /**< how much there is to do */
     struct kvf_job *next;             /**< the crew's */
 } kvf_job_t;
 
@@ -27,7 +28,7 @@ typedef struct kvf_crew kvf_crew_t;
  * Start threads.
  *
  * @param n     1..64.
- * @param wake  Called on some thread of the crew when jobs are to be taken back: when four of them
+ * @param wake  Called on some thread of the crew when jobs are to be taken back: when eight of them
  * are, or the crew soon has nothing to do. Not again before kvf_crew_take().
  * @return KVF_OK, KVF_ERR_NO_MEMORY (threads count).
  */
@@ -39,6 +40,14 @@ void kvf_crew_destroy(kvf_crew_t *crew);
 
 /** Hand over a job; jobs begin in this order. @thread the owner's  @cost no allocation */
 void kvf_crew_post(kvf_crew_t *crew, kvf_job_t *job);
+
+/**
+ * Take the job that would begin next, to do it oneself: sooner than a thread that sleeps would.
+ *
+ * @param most_bytes  A job with more to do is left to the crew.
+ * @return NULL: none. @thread the owner's, without waiting
+ */
+kvf_job_t *kvf_crew_help(kvf_crew_t *crew, uint64_t most_bytes);
 
 /** @return All jobs that are done and were not taken back, in the order of their ends; NULL: none.
  * @thread the owner's, without waiting */
