@@ -37,6 +37,13 @@ def mappings(node):
     return sum(line[1] == "r--s" for line in lines), sum(line[1] == "rw-s" for line in lines)
 
 
+def cpu_s(node):
+    """Processor time that a node has used."""
+    with open("/proc/%d/stat" % node.pid, encoding="utf-8") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class MappedTest(ClusterTest):
     def movers(self, *nodes):
         """What each node says that carries bytes to and from its only peer."""
@@ -76,6 +83,19 @@ class MappedTest(ClusterTest):
     def test_mapped_and_nothing_else(self):
         prefill, decode = self.pair(mover__kind="mapped", **SHM)
         self.check_mover(prefill, decode, "one", "mapped")
+        self.finish()
+
+    def test_looking_on_ends_with_the_transfers(self):
+        prefill, decode = self.pair(mover__busy_poll_us=1000000, **SHM)
+        self.check_mover(prefill, decode, "one", "mapped")
+        # Nothing is open any more; heartbeats alone are no reason to stay awake.
+        before = [cpu_s(node) for node in (prefill, decode)]
+        time.sleep(2)
+        used = [cpu_s(node) - began for node, began in zip((prefill, decode), before)]
+        self.assertLess(max(used), 1.0, used)
+        # A ticket that nobody has fetched yet: the prefill node does.
+        prefill.prefill("two", 700)
+        wait_for(lambda: cpu_s(prefill) - before[0] - used[0] > 0.5, "a node that looks on", 10 * SLOWNESS)
         self.finish()
 
     def test_a_prefix_that_is_there_moves_nothing(self):

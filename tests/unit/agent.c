@@ -371,6 +371,10 @@ Test(agent, refusals_say_what_to_do) {
     config.suspect_us = 5000000;
     cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_INVALID);
     config.suspect_us = 1000000;
+    config.busy_poll_us = 1000001;
+    cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "busy_poll_us"), "%s", detail.text);
+    config.busy_poll_us = 1000;
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
     cr_expect_eq(kvf_agent_start_thread(agent, &detail), KVF_ERR_INVALID);
