@@ -160,8 +160,10 @@ struct kvf_peer {
     uint64_t map_again_us; /**< if that has failed: from when on it may be tried again */
     uint32_t n_lent;       /**< mappings of our pools that it has */
     bool forgotten;
-    kvf_turns_t moving;    /**< sends that have something to post to it */
-    kvf_turns_t asking;    /**< receives that have something to ask it for */
+    kvf_turns_t moving; /**< sends that have something to post to it */
+    kvf_turns_t asking; /**< receives that have something to ask it for */
+    bool active;        /**< in the core's list: somebody waits for a turn, or did a moment ago */
+    struct kvf_peer *active_prev, *active_next;
     uint64_t asked_bytes;  /**< what receives have asked it for, and is not verified yet */
     uint64_t window_bytes; /**< posted to it */
     uint32_t window_pieces;
@@ -328,8 +330,9 @@ struct kvf_core {
     struct kvf_send_op *transfers; /**< by transfer id: sends that were claimed */
     uint32_t n_ops;                /**< not yet released */
     kvf_op_t *due_first, *due_last;
-    kvf_peer_t *peers; /**< by incarnation */
-    kvf_link_t *links; /**< by conn */
+    kvf_peer_t *peers;  /**< by incarnation */
+    kvf_peer_t *active; /**< those that turns.c has to look at: of hundreds, a few */
+    kvf_link_t *links;  /**< by conn */
     kvf_link_t *dead_links;
     bool peers_forgotten; /**< some wait for kvf_peers_reap() */
     kvf_counters_t counters;
@@ -395,6 +398,8 @@ void kvf_window_give(kvf_core_t *core, kvf_window_t *window);
 void kvf_turns_enter(kvf_turns_t *turns, kvf_op_t *op);
 /** Wait no more. */
 void kvf_turns_leave(kvf_op_t *op);
+/** The peer goes: nobody waits for a turn with it. */
+void kvf_turns_forget(kvf_peer_t *peer);
 
 /* ---- what peers and the core tell operations ---- */
 void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request);

@@ -14,6 +14,7 @@ static void peer_destroy(kvf_peer_t *peer) {
     kvf_core_t *core = peer->core;
     const kvf_alloc_t *hash_alloc = core->alloc;
     HASH_DEL(core->peers, peer);
+    kvf_turns_forget(peer);
     kvf_timer_release(&core->timers, &peer->timer);
     kvf_session_end(peer);
     kvf_free(core->alloc, peer->mover_address);

@@ -7,6 +7,22 @@
 #include "kvmgr/base/mutant.h"
 #include "transceiver/core_impl.h"
 
+#include <utlist.h>
+
+static void activate(kvf_peer_t *peer) {
+    if (!peer->active) {
+        peer->active = true;
+        DL_APPEND2(peer->core->active, peer, active_prev, active_next);
+    }
+}
+
+void kvf_turns_forget(kvf_peer_t *peer) {
+    if (peer->active) {
+        peer->active = false;
+        DL_DELETE2(peer->core->active, peer, active_prev, active_next);
+    }
+}
+
 void kvf_turns_enter(kvf_turns_t *turns, kvf_op_t *op) {
     if (op->turns == NULL) {
         op->turn_prev = turns->last;
@@ -14,6 +30,7 @@ void kvf_turns_enter(kvf_turns_t *turns, kvf_op_t *op) {
         *(turns->last != NULL ? &turns->last->turn_next : &turns->first) = op;
         turns->last = op;
         op->turns = turns;
+        activate(op->peer);
     }
 }
 
@@ -77,9 +94,13 @@ bool kvf_core_pump(kvf_core_t *core) {
     bool any = false;
     for (bool more = true; more; any |= more) {
         more = false;
-        for (kvf_peer_t *peer = core->peers; peer != NULL; peer = peer->hh.next) {
+        for (kvf_peer_t *peer = core->active, *next; peer != NULL; peer = next) {
+            next = peer->active_next;
             more |= post_turn(peer);
             more |= ask_turn(peer);
+            if (peer->moving.first == NULL && peer->asking.first == NULL) {
+                kvf_turns_forget(peer);
+            }
         }
     }
     return any;

@@ -2,6 +2,7 @@
 #include "tools/arguments.h"
 #include "tools/command.h"
 #include "tools/sim/runner.h"
+#include "tools/sim/scale/scale.h"
 
 #include "transceiver/kvferry.h"
 
@@ -189,6 +190,9 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "sim") == 0) {
         argc--;
         argv++;
+    }
+    if (argc > 1 && strcmp(argv[1], "--scale") == 0) {
+        return kvf_scale_main(argc - 1, argv + 1);
     }
     argv[0] = name;
     if (argp_parse(&argp, argc, argv, 0, NULL, &options) != 0) {

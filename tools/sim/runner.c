@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,22 +33,28 @@ static void on_signal(int number) {
     (void)raise(number);
 }
 
+/* A run may take so many seconds of processor time, however long it has to wait for it; 0: any. */
+static void watch(time_t seconds) {
+    const struct itimerval time = {.it_value = {.tv_sec = seconds}};
+    (void)setitimer(ITIMER_PROF, &time, NULL);
+}
+
 /* Run one script in this process. A world that was left in the middle is not used again. */
 static void run_one(kvf_world_t **world, const kvf_script_t *script, FILE *trace,
                     kvf_outcome_t *outcome) {
     int number = sigsetjmp(out_of_run, 1);
     if (number != 0) {
-        (void)alarm(0);
+        watch(0);
         (void)snprintf(outcome->violation, sizeof(outcome->violation), "%s",
                        number == SIGABRT ? "an assertion failed" : "the run never ends");
         *world = kvf_world_create();
         return;
     }
-    (void)alarm(RUN_SECONDS);
+    watch(RUN_SECONDS);
     running = 1;
     kvf_world_run(*world, script, trace, outcome);
     running = 0;
-    (void)alarm(0);
+    watch(0);
 }
 
 /* ---- making a failed script short ---- */
@@ -61,8 +68,8 @@ static bool fails(const kvf_script_t *script, FILE *trace) {
         kvf_world_t *world = kvf_world_create();
         static kvf_outcome_t outcome;
         (void)signal(SIGABRT, SIG_DFL);
-        (void)signal(SIGALRM, SIG_DFL);
-        (void)alarm(RUN_SECONDS);
+        (void)signal(SIGPROF, SIG_DFL);
+        watch(RUN_SECONDS);
         if (trace == NULL && freopen("/dev/null", "w", stderr) == NULL) {
             _exit(0);
         }
@@ -183,7 +190,7 @@ bool kvf_sim_run(const kvf_sim_request_t *request, kvf_sim_answer_t *answer_p) {
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 30);
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
     (void)signal(SIGABRT, on_signal);
-    (void)signal(SIGALRM, on_signal);
+    (void)signal(SIGPROF, on_signal);
     for (uint64_t i = 0; i < request->n_seeds && well; i++) {
         kvf_script_draw(request->seed + i, request->scenario, request->n_items, &script);
         if (request->keep != NULL && !keep_only(&script, request->keep)) {

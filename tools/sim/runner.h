@@ -33,7 +33,7 @@ typedef struct kvf_sim_answer {
  * @param[out] answer_p  Written always.
  * @return Whether nothing failed. (An answer that cannot be had, such as a list of items that is
  * none, is a failure.)
- * @thread One in a process: it catches SIGABRT and SIGALRM.
+ * @thread One in a process: it catches SIGABRT and SIGPROF.
  */
 bool kvf_sim_run(const kvf_sim_request_t *request, kvf_sim_answer_t *answer_p);
 
