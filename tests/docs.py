@@ -49,7 +49,9 @@ class Facts:
             return None
         if command not in self.helps:
             program = (self.kvferry,) + command[1:] if command[0] == "kvferry" else (ROOT / command[0],)
-            self.helps[command] = set(OPTION.findall(self.run(*program, "--help"))) | {"--help"}
+            helps = self.run(*program, "--help")
+            helps += self.run(*program, "--scale", "--help") if command == ("kvferry", "sim") else ""
+            self.helps[command] = set(OPTION.findall(helps)) | {"--help"}
         return self.helps[command]
 
 

@@ -17,7 +17,7 @@ typedef struct options {
     bool json;
 } options_t;
 
-enum { KEY_SEEDS = 1000, KEY_STEPS, KEY_KEEP, KEY_TRACE, KEY_NO_SHORTEN, KEY_JSON };
+enum { KEY_SEEDS = 1000, KEY_STEPS, KEY_KEEP, KEY_TRACE, KEY_NO_SHORTEN, KEY_JSON, KEY_SCALE };
 
 static void list_scenarios(void) {
     const kvf_scenario_t *scenario;
@@ -60,6 +60,9 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         return 0;
     case KEY_JSON:
         options->json = true;
+        return 0;
+    case KEY_SCALE:
+        argp_error(state, "--scale comes first: kvferry sim --scale ... TRACE");
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "options are all that it takes; %s is one argument too many", arg);
@@ -175,6 +178,10 @@ int main(int argc, char **argv) {
          .key = KEY_NO_SHORTEN,
          .doc = "Do not look for a shorter run that fails"},
         {.name = "json", .key = KEY_JSON, .doc = "Print one line of JSON"},
+        {.name = "scale",
+         .key = KEY_SCALE,
+         .doc = "Something else, and the first argument: take a trace through a large cluster; "
+                "--scale --help tells more"},
         {.name = NULL}};
     const struct argp argp = {
         .options = arguments,
