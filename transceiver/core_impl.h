@@ -162,12 +162,12 @@ struct kvf_peer {
     bool forgotten;
     kvf_turns_t moving; /**< sends that have something to post to it */
     kvf_turns_t asking; /**< receives that have something to ask it for */
-    bool active;        /**< in the core's list: somebody waits for a turn, or did a moment ago */
     struct kvf_peer *active_prev, *active_next;
     uint64_t asked_bytes;  /**< what receives have asked it for, and is not verified yet */
     uint64_t window_bytes; /**< posted to it */
     uint32_t window_pieces;
     bool unproven; /**< a window to it failed: of transfers that have gone from here nobody knows */
+    bool active;   /**< in the core's list: somebody waits for a turn, or did a moment ago */
     kvf_op_t *ops;
     UT_hash_handle hh; /**< by incarnation */
 };
