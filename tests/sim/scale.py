@@ -98,6 +98,20 @@ def check_input():
         file.flush()
         done = run(file.name)
         expect("a trace without requests: %s" % done.stderr, done.returncode == 1 and "no request" in done.stderr)
+    line = '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [1]}\n'
+    for lines, args, code, words in (
+            ((line % (5000, 100, 1), line % (0, 200, 1), line % (6000, 50, 1)), (), 0, ""),
+            ((line % (0, 100, 1), line % (10**12, 100, 1)), ("--speed", "0.001"), 1, "290 years"),
+            ((line % (0, 100, 10**12), ), (), 1, "290 years"),
+            ((line % (0, 100, 1), ), ("--pool-pages", 2**31 - 1, "--context", 1000), 1, "--pool-pages")):
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.write("".join(lines))
+            file.flush()
+            done = run(*args, "--json", file.name)
+            expect("%s %s: %s" % (lines, args, done.stderr), done.returncode == code and words in done.stderr)
+            if code == 0:
+                told = json.loads(done.stdout)
+                expect("a trace that jumps back: %s" % told, told["ok"] == len(lines) and told["virtual_s"] < 2)
     done = subprocess.run([sys.argv[1], "--json", "--scale", TRACE], capture_output=True, text=True, check=False)
     expect("--scale comes first", done.returncode == 2 and "comes first" in done.stderr)
     text = run("--limit", 5, TRACE).stdout

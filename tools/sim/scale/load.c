@@ -173,7 +173,7 @@ static void on_sent(void *ctx, const kvf_event_t *event) {
 /* ---- steps ---- */
 
 static uint64_t compute_ns(const scale_t *scale, int64_t tokens) {
-    return (uint64_t)tokens * UINT64_C(1000000000) / scale->options->prefill_tokens_s;
+    return (uint64_t)((double)tokens * 1e9 / (double)scale->options->prefill_tokens_s);
 }
 
 static void compute_next(load_request_t *request) {
@@ -336,8 +336,35 @@ void load_event(scale_t *scale, const scale_event_t *event) {
 
 /* ---- begin and end ---- */
 
+/* No sum of times may pass the clock's end: some 290 years. */
+#define MOST_NS 9e18
+
+static kvf_status_t check_times(const scale_t *scale, const kvf_trace_t *trace,
+                                kvf_detail_t *detail) {
+    const kvf_scale_options_t *options = scale->options;
+    double sum_ns = (double)scale->now_ns;
+    double last_ns = 0;
+    for (size_t i = 0; i < trace->n_requests; i++) {
+        const kvf_trace_request_t *request = &trace->requests[i];
+        double at_ns = (double)request->timestamp_us * 1000 / options->speed;
+        last_ns = at_ns > last_ns ? at_ns : last_ns;
+        sum_ns += (double)request->input_tokens * 1e9 / (double)options->prefill_tokens_s +
+                  (double)request->output_tokens * (double)options->token_us * 1000;
+    }
+    return sum_ns + last_ns < MOST_NS
+               ? KVF_OK
+               : kvf_fail(detail, KVF_ERR_RANGE,
+                          "the run would take more than 290 years; is the trace's clock in "
+                          "milliseconds? --speed, --prefill-tokens-per-s and --token-us make it "
+                          "shorter");
+}
+
 kvf_status_t load_begin(scale_t *scale, const kvf_trace_t *trace, kvf_detail_t *detail) {
     const kvf_scale_options_t *options = scale->options;
+    kvf_status_t status = check_times(scale, trace, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
     scale->requests = calloc(trace->n_requests, sizeof(*scale->requests));
     if (scale->requests == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for %zu requests", trace->n_requests);
@@ -346,12 +373,14 @@ kvf_status_t load_begin(scale_t *scale, const kvf_trace_t *trace, kvf_detail_t *
         scale->n_layers += scale->layout.groups[g].n_layers;
     }
     const uint64_t zero_us = trace->requests[0].timestamp_us;
+    uint64_t last_us = zero_us; /* a trace that jumps back does not take the clock along */
     for (size_t i = 0; i < trace->n_requests; i++) {
         load_request_t *request = &scale->requests[i];
-        uint64_t at_us = trace->requests[i].timestamp_us;
-        at_us = at_us > zero_us ? at_us - zero_us : 0;
+        last_us =
+            trace->requests[i].timestamp_us > last_us ? trace->requests[i].timestamp_us : last_us;
         *request = (load_request_t){.scale = scale, .from = &trace->requests[i]};
-        request->arrived_ns = scale->now_ns + (uint64_t)((double)at_us * 1000 / options->speed);
+        request->arrived_ns =
+            scale->now_ns + (uint64_t)((double)(last_us - zero_us) * 1000 / options->speed);
         (void)snprintf(request->name, sizeof(request->name), "line-%" PRIu64,
                        trace->requests[i].line);
         for (uint32_t g = 0; g < scale->layout.n_groups; g++) {

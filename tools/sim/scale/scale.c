@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ITERATIONS 1000 /* of a turn: a core that always has something to do is wrong */
 
@@ -247,6 +248,20 @@ static void drop_events(scale_t *scale) {
     scale->n_events = 0;
 }
 
+/* The records of pages are touched at once; to be killed for them would be no answer. */
+static kvf_status_t check_memory(const scale_t *scale, kvf_detail_t *detail) {
+    enum { RECORD_BYTES = 32 };
+    double need = (double)scale->n_nodes * scale->layout.n_groups * RECORD_BYTES *
+                  (double)scale->options->pool_pages;
+    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return need <= have * 0.9
+               ? KVF_OK
+               : kvf_fail(detail, KVF_ERR_TOO_LARGE,
+                          "the records of all pages need %.1f GB, and this machine has %.1f GB; "
+                          "give fewer --pool-pages, or nodes",
+                          need / 1e9, have / 1e9);
+}
+
 kvf_status_t kvf_scale_run(const kvf_scale_options_t *options, const kvf_trace_t *trace,
                            kvf_scale_result_t *result_p, kvf_detail_t *detail) {
     const kvf_alloc_t *alloc = kvf_alloc_default();
@@ -261,6 +276,10 @@ kvf_status_t kvf_scale_run(const kvf_scale_options_t *options, const kvf_trace_t
                      .random = 1};
     kvf_status_t status =
         kvf_preset_get(options->model, options->tokens_per_block, &scale.layout, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = check_memory(&scale, detail);
     if (status != KVF_OK) {
         return status;
     }

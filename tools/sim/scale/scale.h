@@ -52,7 +52,8 @@ typedef struct kvf_scale_result {
 /**
  * Run a trace to its end.
  *
- * @param trace         Its requests in the order of their times.
+ * @param trace         With one request or more. One that is earlier than those before it comes
+ * right behind them.
  * @param[out] result_p  kvf_scale_cleanup() it, whatever is returned.
  * @return KVF_OK, also when requests failed; KVF_ERR_TOO_LARGE (a pool cannot hold one of the
  * prompts); KVF_ERR_UNKNOWN (model); KVF_ERR_NO_MEMORY; KVF_ERR_INTERNAL (the cluster does not come
