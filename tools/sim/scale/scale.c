@@ -302,6 +302,7 @@ kvf_status_t kvf_scale_run(const kvf_scale_options_t *options, const kvf_trace_t
     for (uint32_t i = 0; i < scale.n_nodes && scale.nodes != NULL; i++) {
         node_end(&scale, &scale.nodes[i]);
     }
+    drop_events(&scale); /* their goodbyes */
     result_p->peak_bytes -= result_p->page_bytes;
     load_end(&scale);
     free(scale.nodes);
