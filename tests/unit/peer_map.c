@@ -157,7 +157,8 @@ static void expect_mapped_or_nothing(map_fate_t fate, kvf_status_t status, const
 }
 
 Test(peer_map, mapped_or_nothing) {
-    expect_mapped_or_nothing(MAP_IS_REFUSED, KVF_ERR_INCOMPATIBLE, "both on this machine");
+    expect_mapped_or_nothing(MAP_IS_REFUSED, KVF_ERR_INCOMPATIBLE,
+                             "both on this machine, with pools of shared memory");
 }
 
 /* Not so for good: another node may be asked, or this one later. */

@@ -23,7 +23,7 @@ typedef struct load_side {
     scale_node_t *node;
     uint64_t id;
     bool held; /* the pages */
-    bool over; /* released, or never begun */
+    bool over; /* its pages are given back for good */
     kvf_table_t tables[KVF_MAX_GROUPS];
     int32_t *slots[KVF_MAX_GROUPS]; /* by ordinal */
 } load_side_t;
@@ -37,6 +37,7 @@ struct load_request {
     int64_t computed;                        /* tokens */
     char ticket[KVF_TICKET_BYTES];
     load_side_t context, generation;
+    bool failed;          /* on either side, or both */
     load_request_t *next; /* that waits for pages of the same node */
 };
 
@@ -126,8 +127,12 @@ static void end_side(load_request_t *request, load_side_t *side) {
                                       .conn = STEP_SERVE});
 }
 
-static void fail(const load_request_t *request, const char *what, const char *why) {
+static void fail(load_request_t *request, const char *what, const char *why) {
     kvf_scale_result_t *result = request->scale->result;
+    if (request->failed) {
+        return;
+    }
+    request->failed = true;
     if (result->n_failed++ == 0) {
         (void)snprintf(result->why, sizeof(result->why), "%s, %s: %s", request->name, what, why);
     }

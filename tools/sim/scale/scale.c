@@ -74,7 +74,6 @@ static void *node_resize(void *ctx, void *ptr, size_t bytes) {
         }
         made->bytes = bytes;
     }
-    node->live_bytes += bytes - before_bytes;
     scale->live_bytes += bytes - before_bytes;
     if (scale->live_bytes > scale->result->peak_bytes) {
         scale->result->peak_bytes = scale->live_bytes;
@@ -127,12 +126,13 @@ static kvf_status_t node_start(scale_t *scale, uint32_t idx) {
                                 .mover_name = "model",
                                 .mover_checked = false};
     config.out.ctx = node;
+    const uint64_t live_bytes = scale->live_bytes;
     kvf_status_t status = KVF_OK;
     for (uint32_t g = 0; g < scale->layout.n_groups && status == KVF_OK; g++) {
         status = kvf_pages_create(&node->alloc, options->pool_pages, &node->pages[g]);
         config.regions[g] = (kvf_core_region_t){node->pages[g], KVF_MEM_FAKE};
     }
-    scale->result->page_bytes += node->live_bytes;
+    scale->result->page_bytes += scale->live_bytes - live_bytes;
     if (status == KVF_OK) {
         status = kvf_core_create(&config, &node->core);
     }

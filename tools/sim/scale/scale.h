@@ -35,7 +35,7 @@ typedef struct kvf_scale_result {
     char why[KVF_DETAIL_BYTES]; /**< of the first failure */
     kvf_samples_t added_us;     /**< from the end of prefill to the last verified byte */
     kvf_samples_t transfer_us;  /**< from the receive's opening to the last verified byte */
-    kvf_samples_t ideal_us;     /**< the bytes alone on an empty link, with early: none */
+    kvf_samples_t ideal_us;     /**< the bytes alone on an empty link */
     kvf_samples_t prefill_us;   /**< from arrival to the end of prefill, its queue included */
     uint64_t bytes, pages, pieces;
     uint64_t messages, message_bytes; /**< on control connections */
@@ -56,7 +56,8 @@ typedef struct kvf_scale_result {
  * right behind them.
  * @param[out] result_p  kvf_scale_cleanup() it, whatever is returned.
  * @return KVF_OK, also when requests failed; KVF_ERR_TOO_LARGE (a pool cannot hold one of the
- * prompts); KVF_ERR_UNKNOWN (model); KVF_ERR_NO_MEMORY; KVF_ERR_INTERNAL (the cluster does not come
+ * prompts, or this machine the pages' records); KVF_ERR_RANGE (times beyond the clock's end);
+ * KVF_ERR_UNKNOWN (model); KVF_ERR_NO_MEMORY; KVF_ERR_INTERNAL (the cluster does not come
  * to rest).
  * @thread any
  */

@@ -51,7 +51,6 @@ struct scale_node {
     char address[32];
     char name[32];
     kvf_alloc_t alloc;
-    uint64_t live_bytes;
     kvf_agent_config_t config;
     kvf_log_t log;
     kvf_pages_t *pages[KVF_MAX_GROUPS];
