@@ -18,6 +18,9 @@
  * and about. */
 #define HELP_BYTES SHORT_BYTES_PER_TURN
 
+/* A transfer's first jobs go before what others have had in front of it for long. */
+#define FIRST_JOBS 4
+
 #define AUTO_THREADS 4
 
 struct kvf_copier {
@@ -83,11 +86,13 @@ static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *jo
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
     verify->source = verify->peer == 0 ? NULL : kvf_mapped_use(copier->mapped, verify->peer);
     verify->failed = verify->peer != 0 && verify->source == NULL;
+    verify->job.later = verify->n_before >= FIRST_JOBS;
     post(copier, &verify->job, run_verify,
          verify->digests || verify->source != NULL ? verify->bytes : 0);
 }
 
 void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
+    window->job.later = false;
     post(copier, &window->job, run_window, window->digests ? window->bytes : 0);
 }
 

@@ -7,8 +7,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <uv.h>
@@ -28,7 +30,9 @@ typedef struct loop_call {
 struct kvf_loop {
     kvf_agent_t *agent;
     uv_loop_t uv;
-    uv_async_t wake;
+    int wake_fd; /* others write to it to wake the loop */
+    atomic_bool woken;
+    uv_poll_t wakes;
     uv_timer_t timer; /* ends a sleep */
     uv_poll_t poll;   /* the mover's descriptor */
     bool polling;
@@ -221,8 +225,23 @@ bool kvf_loop_turn(kvf_loop_t *loop) {
     return any;
 }
 
-static void on_wake(uv_async_t *handle) {
-    (void)handle;
+/* Wake the loop. Not by uv_async_send(): a loop that preempts its waker there spins until the waker
+ * runs again. @thread any */
+static void wake_up(void *ctx) {
+    kvf_loop_t *loop = ctx;
+    const uint64_t one = 1;
+    if (!atomic_exchange(&loop->woken, true)) {
+        (void)!write(loop->wake_fd, &one, sizeof(one)); /* cannot fail: it counts to one */
+    }
+}
+
+static void on_wakes(uv_poll_t *handle, int status, int events) {
+    kvf_loop_t *loop = handle->data;
+    uint64_t count;
+    (void)status;
+    (void)events;
+    (void)!read(loop->wake_fd, &count, sizeof(count));
+    (void)atomic_exchange(&loop->woken, false); /* what it was woken for is looked for next */
 }
 
 static void on_timer(uv_timer_t *handle) {
@@ -353,11 +372,6 @@ static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
     return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for the agent");
 }
 
-/* @thread any */
-static void wake_up(void *ctx) {
-    (void)uv_async_send(&((kvf_loop_t *)ctx)->wake);
-}
-
 static void on_copies(uv_poll_t *handle, int status, int events) {
     (void)status;
     (void)events;
@@ -374,7 +388,9 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         return kvf_fail(detail, KVF_ERR_IO, "no event loop: out of memory or descriptors");
     }
     kvf_status_t status = KVF_ERR_IO;
-    if (uv_async_init(&loop->uv, &loop->wake, on_wake) != 0 ||
+    loop->wakes.data = loop;
+    if (uv_poll_init(&loop->uv, &loop->wakes, loop->wake_fd) != 0 ||
+        uv_poll_start(&loop->wakes, UV_READABLE, on_wakes) != 0 ||
         uv_timer_init(&loop->uv, &loop->timer) != 0) {
         (void)kvf_fail(detail, status, "no event loop: out of memory or descriptors");
         goto err_close;
@@ -481,6 +497,11 @@ kvf_status_t kvf_loop_create(kvf_agent_t *agent, bool threaded, kvf_loop_t **loo
     }
     loop->agent = agent;
     loop->threaded = threaded;
+    loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (loop->wake_fd < 0) {
+        kvf_free(agent->alloc, loop);
+        return kvf_fail(detail, KVF_ERR_IO, "no event loop: out of descriptors");
+    }
     (void)pthread_mutex_init(&loop->lock, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -506,6 +527,7 @@ kvf_status_t kvf_loop_create(kvf_agent_t *agent, bool threaded, kvf_loop_t **loo
     if (status != KVF_OK) {
         (void)pthread_cond_destroy(&loop->cond);
         (void)pthread_mutex_destroy(&loop->lock);
+        (void)close(loop->wake_fd);
         kvf_free(agent->alloc, loop);
         return status;
     }
@@ -517,14 +539,15 @@ void kvf_loop_destroy(kvf_loop_t *loop) {
     if (loop->threaded) {
         (void)pthread_mutex_lock(&loop->lock);
         loop->stop = true;
-        (void)uv_async_send(&loop->wake);
         (void)pthread_mutex_unlock(&loop->lock);
+        wake_up(loop);
         (void)pthread_join(loop->thread, NULL);
     } else {
         loop_close(loop);
     }
     (void)pthread_cond_destroy(&loop->cond);
     (void)pthread_mutex_destroy(&loop->lock);
+    (void)close(loop->wake_fd);
     kvf_free(loop->agent->alloc, loop);
 }
 
@@ -539,7 +562,9 @@ void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
     (void)pthread_mutex_lock(&loop->lock);
     *(loop->calls_last != NULL ? &loop->calls_last->next : &loop->calls_first) = &call;
     loop->calls_last = &call;
-    (void)uv_async_send(&loop->wake);
+    (void)pthread_mutex_unlock(&loop->lock);
+    wake_up(loop);
+    (void)pthread_mutex_lock(&loop->lock);
     while (!call.done) {
         (void)pthread_cond_wait(&loop->cond, &loop->lock);
     }

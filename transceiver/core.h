@@ -46,6 +46,7 @@ typedef struct kvf_verify {
     bool failed;   /**< out: there is nothing to copy from any more */
     size_t first;  /**< the receive's */
     uint64_t bytes;
+    uint32_t n_before; /**< others of the same receive that the driver has */
     uint32_t n_items;
     kvf_verify_item_t items[KVF_VERIFY_ITEMS];
 } kvf_verify_t;

@@ -11,7 +11,7 @@
 /* One verify job covers about so much, so that the driver can take turns: more the more there is to
  * do, because a job costs something, too. */
 #define MIN_JOB_BYTES (UINT64_C(256) << 10)
-#define MAX_JOB_BYTES (UINT64_C(1) << 20)
+#define MAX_JOB_BYTES (UINT64_C(2) << 20)
 
 /* ---- coverage ---- */
 
@@ -180,6 +180,7 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
     job->failed = false;
     job->first = recv->commits_first;
     job->bytes = 0;
+    job->n_before = recv->n_jobs;
     job->n_items = 0;
     while (recv->commits_first < recv->commits_end && job->n_items < KVF_VERIFY_ITEMS &&
            job->bytes < most) {
@@ -323,7 +324,8 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
              end = range->layer_end_idx * layer_granules;
     size_t need = recv->commits_end + range->n_ordinals;
     if (need > recv->commits_room) {
-        size_t room = need + need / 2;
+        /* Mostly one for each page; more where layers come one by one. */
+        size_t room = need <= recv->wanted_pages ? recv->wanted_pages : need + need / 2;
         recv_commit_t *commits = kvf_realloc(core->alloc, recv->commits, room, sizeof(*commits));
         if (commits == NULL) {
             return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a commit");

@@ -14,7 +14,8 @@ import time
 SMALL = ("--block-bytes", "4KiB", "--blocks", "5", "--pool-bytes", "64KiB", "--reps", "3", "--warmup", "1")
 FIELDS = {"mover": str, "transport": str, "block_bytes": int, "blocks": int, "bytes": int, "digest": str, "reps": int,
           "us": dict, "bytes_per_s": float, "pieces": int, "verified": bool, "mismatched_bytes": int, "measure": str,
-          "memory": str, "direction": str, "threads": int, "pool_bytes": int, "busy_poll_us": int, "seed": int}
+          "memory": str, "direction": str, "threads": int, "pool_bytes": int, "busy_poll_us": int, "driver": str,
+          "seed": int}
 failures = []
 
 
@@ -59,6 +60,9 @@ def check_transfers():
     measure("--memory", "host")
     line = measure("--mover", "mapped", "--busy-poll", "500")
     expect(f"looking on: {line}", (line["mover"], line["busy_poll_us"]) == ("mapped", 500))
+    for what in ("request", "put", "exposed"):
+        line = measure("--driver", "caller", "--measure", what)
+        expect(f"driven by the caller: {line}", (line["driver"], line["measure"]) == ("caller", what))
     line = measure("--digest", "off", "--threads", "2")
     expect(f"without digests, with threads: {line}", line["digest"] == "off" and line["threads"] == 2)
     line = measure("--mover", "mapped")
@@ -83,8 +87,8 @@ def check_errors():
             (("--block-bytes", "0"), 2, "multiple of 64"), (("--block-bytes", "1kb"), 2, "KiB"),
             (("--blocks", "9"), 2, "need 69632"), (("--blocks", "0"), 2, "--blocks"), (("--reps", "x"), 2, "--reps"),
             (("--layers", "3"), 2, "--layers"), (("--digest", "maybe"), 2, "off or on"),
-            (("--measure", "none"), 2, "request, put or exposed"), (("--reference", "x"), 2, "wakeup"),
-            (("--measure", "put", "--reference", "nt"), 2, "--reference"), (("stray",), 2, "stray"),
+            (("--measure", "none"), 2, "request, put or exposed"), (("--driver", "me"), 2, "thread or caller"),
+            (("--reference", "x"), 2, "wakeup"), (("--measure", "put", "--reference", "nt"), 2, "--reference"), (("stray",), 2, "stray"),
             (("--mover", "mapped", "--memory", "host"), 1, "unsupported"),
             (("--pool-bytes", "1048576GiB", "--block-bytes", "1GiB", "--memory", "shm"), 1, "memory")):
         done = bench(*SMALL, *args)

@@ -225,7 +225,7 @@ static void many_jobs(uint32_t n_threads) {
     close_crew(&owner);
 }
 
-/* The owner gets what would begin next, once, and nothing that is larger than it asks for. */
+/* The owner gets what would begin soon, once, and nothing that is larger than it asks for. */
 static void an_owner_that_helps(void) {
     enum { N = 5 };
     task_t tasks[N] = {{.runs = 0}};
@@ -250,6 +250,36 @@ static void an_owner_that_helps(void) {
     CHECK(take(&owner, N - 2, taken) == N - 2);
     CHECK(taken[0] == &tasks[0].job && taken[1] == &tasks[3].job && taken[2] == &tasks[4].job);
     CHECK(tasks[1].runs == 0 && tasks[2].runs == 0 && tasks[4].runs == 1);
+    CHECK(sem_destroy(&go) == 0 && sem_destroy(&begun) == 0);
+    close_crew(&owner);
+}
+
+/* What somebody has much of does not hold up others, and is not held up for ever either. */
+static void later_jobs_let_others_pass(void) {
+    enum { N = 10 };
+    static const int began[N] = {0, 3, 7, 8, 9, 1, 2, 4, 5, 6}; /* as which job i begins */
+    task_t tasks[N] = {{.runs = 0}};
+    atomic_int order = 0;
+    sem_t go, begun;
+    kvf_job_t *taken[N];
+    owner_t owner;
+    open_crew(&owner, 1);
+    CHECK(sem_init(&go, 0, 0) == 0 && sem_init(&begun, 0, 0) == 0);
+    tasks[0].go = &go;
+    for (int i = 0; i < N; i++) {
+        tasks[i].order = &order;
+        tasks[i].begun = i == 0 ? &begun : NULL;
+        tasks[i].job.later = i >= 1 && i <= 4;
+        post(&owner, &tasks[i]);
+        if (i == 0) {
+            CHECK(sem_wait(&begun) == 0); /* the only thread is busy; the others line up */
+        }
+    }
+    CHECK(sem_post(&go) == 0);
+    CHECK(take(&owner, N, taken) == N);
+    for (int i = 0; i < N; i++) {
+        CHECK(tasks[i].runs == 1 && tasks[i].began_as == began[i]);
+    }
     CHECK(sem_destroy(&go) == 0 && sem_destroy(&begun) == 0);
     close_crew(&owner);
 }
@@ -301,6 +331,7 @@ int main(void) {
     many_jobs(3);
     many_jobs(8);
     an_owner_that_helps();
+    later_jobs_let_others_pass();
     short_lives();
     what_cannot_be_made();
     return 0;

@@ -26,6 +26,7 @@ enum {
     KEY_DIGEST,
     KEY_THREADS,
     KEY_BUSY_POLL,
+    KEY_DRIVER,
     KEY_MEASURE,
     KEY_REFERENCE,
     KEY_REPS,
@@ -58,6 +59,11 @@ static const struct argp_option arguments[] = {
      .key = KEY_BUSY_POLL,
      .arg = "US",
      .doc = "How long both ends look on before they sleep, in microseconds (0)"},
+    {.name = "driver",
+     .key = KEY_DRIVER,
+     .arg = "WHO",
+     .doc = "Of the receiver's agent: thread, its own; or caller, which looks on and never sleeps "
+            "(thread)"},
     {.name = "measure",
      .key = KEY_MEASURE,
      .arg = "WHAT",
@@ -137,6 +143,7 @@ static error_t take_number(int key, char *arg, struct argp_state *state,
 
 static error_t take(int key, char *arg, struct argp_state *state) {
     static const char *const digests[] = {"off", "on"}, *const directions[] = {"push", "pull"};
+    static const char *const drivers[] = {"thread", "caller"};
     static const char *const measures[] = {"request", "put", "exposed"};
     static const char *const references[] = {"none", "memcpy", "nt", "socket", "wakeup"};
     kvf_bench_options_t *options = state->input;
@@ -155,6 +162,9 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         return 0;
     case KEY_DIGEST:
         options->digest = choice(state, "digest", arg, digests, 2) == 1;
+        return 0;
+    case KEY_DRIVER:
+        options->caller = choice(state, "driver", arg, drivers, 2) == 1;
         return 0;
     case KEY_MEASURE:
         options->measure = (kvf_bench_measure_t)choice(state, "measure", arg, measures, 3);

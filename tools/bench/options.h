@@ -36,6 +36,7 @@ typedef struct kvf_bench_options {
     kvf_bench_reference_t reference;
     bool digest;
     bool pull;
+    bool caller; /**< the receiver's caller drives its agent, and looks on instead of sleeping */
     bool json;
     uint64_t block_bytes;
     uint64_t blocks;

@@ -22,7 +22,7 @@ kvf_status_t kvf_bench_print_json(const kvf_bench_options_t *options, kvf_bench_
     const bool reference = options->reference != KVF_BENCH_NONE;
     json_t *line = json_pack(
         "{s:s, s:s, s:I, s:I, s:I, s:s, s:I, s:{s:f, s:f, s:f}, s:f, s:I, s:b, s:I, s:s, s:s, s:s, "
-        "s:I, s:I, s:I, s:I}",
+        "s:I, s:I, s:I, s:s, s:I}",
         "mover", result->mover, "transport", result->transport, "block_bytes",
         (json_int_t)options->block_bytes, "blocks", (json_int_t)options->blocks, "bytes",
         (json_int_t)result->bytes, "digest", options->digest && !reference ? "on" : "off", "reps",
@@ -32,8 +32,8 @@ kvf_status_t kvf_bench_print_json(const kvf_bench_options_t *options, kvf_bench_
         "mismatched_bytes", (json_int_t)result->wrong_bytes, "measure",
         kvf_bench_measure_name(options->measure), "memory", options->memory, "direction",
         options->pull ? "pull" : "push", "threads", (json_int_t)options->threads, "pool_bytes",
-        (json_int_t)options->pool_bytes, "busy_poll_us", (json_int_t)options->busy_poll_us, "seed",
-        (json_int_t)options->seed);
+        (json_int_t)options->pool_bytes, "busy_poll_us", (json_int_t)options->busy_poll_us,
+        "driver", options->caller ? "caller" : "thread", "seed", (json_int_t)options->seed);
     if (line != NULL && !reference) {
         (void)json_object_set_new(line, "layers", json_integer((json_int_t)result->layers));
     }

@@ -4,6 +4,7 @@
 #include "tools/bench/scatter.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,7 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
     *side_p = (kvf_bench_side_t){
         .n_pages = (int64_t)(options->pool_bytes / options->block_bytes),
         .n_blocks = (int64_t)options->blocks,
+        .caller = options->caller && number == 1,
         .outcome = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER},
     };
     const kvf_pool_desc_t pool = {.memory = options->memory, .n_pages = side_p->n_pages};
@@ -62,7 +64,8 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
         status = kvf_pool_create(side_p->agent, &pool, &side_p->pool, detail);
     }
     if (status == KVF_OK) {
-        status = kvf_agent_start_thread(side_p->agent, detail);
+        status = side_p->caller ? kvf_agent_start(side_p->agent, detail)
+                                : kvf_agent_start_thread(side_p->agent, detail);
     }
     return status == KVF_OK ? take_pages(options, number, side_p, detail) : status;
 }
@@ -109,8 +112,18 @@ void kvf_bench_on_event(void *ctx, const kvf_event_t *event) {
     (void)pthread_mutex_unlock(&outcome->lock);
 }
 
+void kvf_bench_drive(kvf_bench_side_t *side) {
+    if (side->caller) {
+        kvf_agent_progress(side->agent);
+        (void)sched_yield(); /* the other end may need this core */
+    }
+}
+
 kvf_status_t kvf_bench_wait(kvf_bench_side_t *side, kvf_detail_t *detail) {
     kvf_bench_outcome_t *outcome = &side->outcome;
+    while (side->caller && !outcome->released) {
+        kvf_bench_drive(side);
+    }
     (void)pthread_mutex_lock(&outcome->lock);
     while (!outcome->released) {
         (void)pthread_cond_wait(&outcome->cond, &outcome->lock);

@@ -16,7 +16,7 @@
 /** Descriptor of the leading process's end in the process that it started. */
 #define KVF_BENCH_FD 3
 
-/** How the request under way went. Written by the agent's thread. */
+/** How the request under way went. Written by who drives the agent. */
 typedef struct kvf_bench_outcome {
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -38,6 +38,7 @@ typedef struct kvf_bench_side {
     int32_t *slots; /**< of the blocks, in the order of the tokens */
     int64_t n_blocks;
     kvf_bench_outcome_t outcome;
+    bool caller; /**< no thread of its own drives the agent */
 } kvf_bench_side_t;
 
 typedef enum kvf_bench_kind {
@@ -87,6 +88,9 @@ void kvf_bench_expect(kvf_bench_side_t *side);
 
 /** A kvf_event_cb: notes how the request ends. @param ctx  The side's outcome. */
 void kvf_bench_on_event(void *ctx, const kvf_event_t *event);
+
+/** Let the agent do what can be done now, when nobody else does; else nothing. Never sleeps. */
+void kvf_bench_drive(kvf_bench_side_t *side);
 
 /**
  * Wait for the released event.

@@ -19,6 +19,7 @@ typedef struct kvf_job {
     void (*run)(struct kvf_job *job); /**< @thread one of the crew's, or who helps it */
     void *ctx;                        /**< the poster's */
     uint64_t bytes;                   /**< how much there is to do */
+    bool later;                       /**< of much: shorter work that came after it may go first */
     struct kvf_job *next;             /**< the crew's */
 } kvf_job_t;
 
@@ -38,11 +39,12 @@ KVF_CHECK kvf_status_t kvf_crew_create(const kvf_alloc_t *alloc, uint32_t n,
 /** End them; nothing is with them, or waits to be taken back. NULL is allowed. */
 void kvf_crew_destroy(kvf_crew_t *crew);
 
-/** Hand over a job; jobs begin in this order. @thread the owner's  @cost no allocation */
+/** Hand over a job; jobs begin in this order, but most later ones behind the others. @thread the
+ * owner's  @cost no allocation */
 void kvf_crew_post(kvf_crew_t *crew, kvf_job_t *job);
 
 /**
- * Take the job that would begin next, to do it oneself: sooner than a thread that sleeps would.
+ * Take a job that would begin soon, to do it oneself: sooner than a thread that sleeps would.
  *
  * @param most_bytes  A job with more to do is left to the crew.
  * @return NULL: none. @thread the owner's, without waiting
