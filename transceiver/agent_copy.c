@@ -29,6 +29,7 @@ struct kvf_copier {
     kvf_mapped_t *mapped; /* NULL: nobody maps our pools, and we nobody's */
     bool mapped_ready;    /* its descriptor was readable */
     kvf_job_t *short_first, *short_last;
+    uint64_t n_posted; /* jobs that the crew has */
 };
 
 /* ---- jobs ---- */
@@ -75,6 +76,7 @@ static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *jo
     job->ctx = copier;
     job->bytes = bytes;
     if (bytes > SHORT_BYTES) {
+        copier->n_posted++;
         kvf_crew_post(copier->crew, job);
         return;
     }
@@ -115,6 +117,7 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
     copier->mapped_ready = false; /* what is left makes it readable again */
     for (kvf_job_t *job = kvf_crew_take(copier->crew), *next; job != NULL; job = next, n++) {
         next = job->next;
+        copier->n_posted--;
         done(copier, job);
     }
     while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
@@ -129,6 +132,7 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
     kvf_job_t *help = n > 0 ? NULL : kvf_crew_help(copier->crew, HELP_BYTES);
     if (help != NULL) {
         help->run(help);
+        copier->n_posted--;
         done(copier, help);
         n++;
     }
@@ -137,6 +141,10 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
 
 void kvf_copier_readable(kvf_copier_t *copier) {
     copier->mapped_ready = true;
+}
+
+bool kvf_copier_waits(const kvf_copier_t *copier) {
+    return copier->n_posted > 0;
 }
 
 bool kvf_copier_is_busy(const kvf_copier_t *copier) {

@@ -95,6 +95,8 @@ KVF_CHECK kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer);
 /** Do short jobs, and tell the core what has happened. @return How many things. */
 unsigned kvf_copier_progress(kvf_copier_t *copier);
+/** @return Whether the crew has work, and will wake the loop. */
+bool kvf_copier_waits(const kvf_copier_t *copier);
 /** @return Whether kvf_copier_progress() has work that no wake or descriptor tells of. */
 bool kvf_copier_is_busy(const kvf_copier_t *copier);
 /** @return A descriptor to watch for input, of which kvf_copier_readable() tells; or -1. */

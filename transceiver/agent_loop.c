@@ -35,7 +35,6 @@ struct kvf_loop {
     uv_poll_t wakes;
     uv_timer_t timer; /* ends a sleep */
     uv_poll_t poll;   /* the mover's descriptor */
-    bool polling;
     kvf_control_t *control;
     kvf_mover_t *mover;
     uv_poll_t copies; /* the copier's descriptor */
@@ -249,13 +248,9 @@ static void on_timer(uv_timer_t *handle) {
 }
 
 static void on_poll(uv_poll_t *handle, int status, int events) {
-    kvf_loop_t *loop = handle->data;
+    (void)handle; /* it ends a sleep; the mover makes progress in every turn */
     (void)status;
     (void)events;
-    /* The descriptor stays readable until the mover has made progress: watch it only while asleep.
-     */
-    (void)uv_poll_stop(&loop->poll);
-    loop->polling = false;
 }
 
 uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
@@ -273,14 +268,7 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
 
 /* Make everything that can happen wake the loop. @return false when something happened already. */
 static bool prepare_sleep(kvf_loop_t *loop) {
-    int fd = loop->mover->ops->fd(loop->mover);
-    if (!loop->mover->ops->arm(loop->mover)) {
-        return false;
-    }
-    if (fd >= 0 && !loop->polling) {
-        loop->polling = uv_poll_start(&loop->poll, UV_READABLE, on_poll) == 0;
-    }
-    return true;
+    return loop->mover->ops->arm(loop->mover);
 }
 
 static void sleep_once(kvf_loop_t *loop) {
@@ -404,11 +392,11 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
     int fd = loop->mover->ops->fd(loop->mover);
-    if (fd >= 0 && uv_poll_init(&loop->uv, &loop->poll, fd) != 0) {
+    if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->poll, fd) != 0 ||
+                    uv_poll_start(&loop->poll, UV_READABLE, on_poll) != 0)) {
         status = kvf_fail(detail, KVF_ERR_IO, "the mover's descriptor cannot be polled");
         goto err_close;
     }
-    loop->poll.data = loop;
     status = make_core(loop, detail);
     if (status != KVF_OK) {
         goto err_close;
@@ -439,8 +427,8 @@ err_close:
 /* Whether to look once more instead of sleeping: to be woken takes longer than short transfers. */
 static bool looks_on(kvf_loop_t *loop, bool busy) {
     const uint64_t most = loop->agent->config.busy_poll_us;
-    if (most == 0 || !kvf_core_busy(loop->agent->core)) {
-        return false;
+    if (most == 0 || !kvf_core_busy(loop->agent->core) || kvf_copier_waits(loop->copier)) {
+        return false; /* a crew at work needs the core, and wakes us */
     }
     const kvf_clock_t *clock = kvf_clock_default();
     uint64_t now = clock->now_us(clock->ctx);

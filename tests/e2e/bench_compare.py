@@ -74,6 +74,22 @@ def check_verdicts():
                {i for i, met in enumerate(found) if met is not True} == missed and all(found[i] is False for i in missed))
 
 
+def check_ways():
+    """What is reached by one way for every size counts, and is named; not the best of two for each size."""
+    speeds = {**SPEEDS, "ucx-tcp-on": 2.3, "ucx-tcp-on-poll": 2.7}
+    found = report.targets(report.Figures(made_up(speeds)))[7]
+    expect(f"busy polling counts, and is named: {found}", found["met"] is True and found["note"] == "ucx-tcp-on-poll")
+    data = made_up(speeds)
+    for entry in data["runs"]:
+        if entry["candidate"].startswith("ucx-tcp-on") and entry["block_bytes"] == 4096:
+            entry["line"]["us"]["p50"] *= 1.3 if entry["candidate"].endswith("poll") else 0.8
+    found = report.targets(report.Figures(data))[7]
+    expect(f"each is short at another size: {found}", found["met"] is False)
+    small = {**SMALL_US, "mapped-on": 400.0}
+    found = [report.targets(report.Figures(made_up(small=small, extras={**EXTRAS, "caller": us})))[8]["met"] for us in (124.0, 126.0)]
+    expect(f"so does a caller that drives: {found}", found == [True, False])
+
+
 def check_left_out():
     absent = ("mapped-on", "mapped-off", "ucx-shm-off", "ucx-tcp-off", "nixl-default", "nixl-shm")
     data = made_up(absent=absent)
@@ -127,6 +143,7 @@ def check_picture():
 
 def main():
     check_verdicts()
+    check_ways()
     check_left_out()
     check_page()
     check_picture()

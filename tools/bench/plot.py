@@ -15,15 +15,17 @@ STYLES = {
     "ucx-tcp-on": ("ours", ""), "ucx-tcp-off": ("ours", "6 4"), "nixl-default": ("nixl2", ""), "nixl-shm": ("nixl", ""),
     "nixl-tcp": ("nixl", ""), "mooncake-tcp": ("moon", ""), "memcpy": ("bare2", "2 4"), "nt": ("bare", "2 4"),
     "socket": ("bare", "2 4"),
+    "mapped-on-poll": ("ours3", ""), "mapped-off-poll": ("ours3", "6 4"), "ucx-tcp-on-poll": ("ours3", ""),
+    "ucx-tcp-off-poll": ("ours3", "6 4"),
 }
 CSS = """
 text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 .title { font-size: 15px; font-weight: 600; } .soft { fill: var(--soft); }
 .grid { stroke: var(--grid); stroke-width: 1; } path { fill: none; stroke-width: 2; }
-svg { --ink: #1f2328; --soft: #59636e; --grid: #d9dde2; --back: #ffffff; --ours: #0a58ca; --ours2: #2f9bd6; --nixl: #c2410c;
+svg { --ink: #1f2328; --soft: #59636e; --grid: #d9dde2; --back: #ffffff; --ours: #0a58ca; --ours2: #2f9bd6; --ours3: #1a7f5a; --nixl: #c2410c;
       --nixl2: #b7791f; --moon: #9333a8; --bare: #59636e; --bare2: #8b949e; }
 @media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --soft: #9198a1; --grid: #30363d; --back: #0d1117; --ours: #6cb0ff;
-      --ours2: #56d4dd; --nixl: #ff9b5e; --nixl2: #e3c04f; --moon: #d9a0f0; --bare: #a5adb6; --bare2: #77818c; } }
+      --ours2: #56d4dd; --ours3: #5fd39b; --nixl: #ff9b5e; --nixl2: #e3c04f; --moon: #d9a0f0; --bare: #a5adb6; --bare2: #77818c; } }
 """
 
 

@@ -81,6 +81,10 @@ class Figures:
                 return key
         return "mapped-" + digest
 
+    def with_poll(self, key):
+        """What a target allows: as it is without being configured, and busy polling, as the others' callers do."""
+        return [key, key + "-poll"] if key + "-poll" in self.labels and key + "-poll" not in self.absent else [key]
+
     def why_not(self, *keys):
         reasons = ["%s: %s" % (self.labels[key], self.absent[key]) for key in keys if key in self.absent]
         return "; ".join(reasons) or "no figure of this run"
@@ -93,14 +97,16 @@ def row(what, target, measured, met, note=""):
 
 def by_size(figures, what, least, ours, others, sizes, reported=()):
     """A target of the kind: at least so many times as fast, at every one of these sizes."""
-    target = ">= %g" % least
-    ratios = {size: figures.speed_ratio(ours, others, figures.case(size)) for size in sizes}
-    counted = [ratio for size, ratio in ratios.items() if ratio is not None and size not in reported]
-    note = figures.labels[ours] if ours in figures.labels else ""
-    if not counted:
+    target, best = ">= %g" % least, None
+    for key in figures.with_poll(ours):
+        ratios = {size: figures.speed_ratio(key, others, figures.case(size)) for size in sizes}
+        counted = [ratio for size, ratio in ratios.items() if ratio is not None and size not in reported]
+        if counted and (best is None or min(counted) > best[0]):
+            measured = ", ".join("%.2f (%s)" % (ratio, size_name(size)) for size, ratio in ratios.items() if ratio is not None)
+            best = (min(counted), measured, figures.labels.get(key, ""))
+    if best is None:
         return row(what, target, "", None, figures.why_not(ours, *others))
-    measured = ", ".join("%.2f (%s)" % (ratio, size_name(size)) for size, ratio in ratios.items() if ratio is not None)
-    return row(what, target, measured, min(counted) >= least, note)
+    return row(what, target, best[1], best[0] >= least, best[2])
 
 
 def at_most(what, target, value, limit, unit, note, reason):
@@ -129,18 +135,19 @@ def throughput_targets(figures, on, off):
 
 
 def latency_targets(figures, on):
-    small, default = figures.us(on, figures.small), figures.us("nixl-default", figures.small)
-    caller = figures.extra_us("caller")
-    best, who = min(((us, who) for us, who in ((small, ""), (caller, ", driven by its caller")) if us), default=(None, ""))
+    ours = [(figures.us(key, figures.small), figures.labels.get(key, "")) for key in figures.with_poll(on)]
+    ours.append((figures.extra_us("caller"), figures.labels.get(on, "") + ", busy polling, driven by its caller"))
+    small, who = min((us, who) for us, who in ours if us) if any(us for us, _ in ours) else (None, "")
+    default = figures.us("nixl-default", figures.small)
     nixl = [us for us in (default, figures.us("nixl-shm", figures.small)) if us]
     wakeup = figures.extra_us("wakeup")
     exposed, whole, trip = (figures.extra_us(what) for what in ("layers", "layers_all", "round_trip"))
     return [
-        at_most("64 x 16 KiB, of NIXL's fastest and two wake-ups", "<= 1", best,
-                min(nixl) + 2 * wakeup if nixl and wakeup else None, "us", figures.labels[on] + who,
+        at_most("64 x 16 KiB, of NIXL's fastest and two wake-ups", "<= 1", small,
+                min(nixl) + 2 * wakeup if nixl and wakeup else None, "us", who,
                 figures.why_not(on, "nixl-default", "nixl-shm")),
         at_most("64 x 16 KiB, of half of NIXL's default", "<= 1", small, default / 2 if default else None, "us",
-                figures.labels[on], figures.why_not(on, "nixl-default")),
+                who, figures.why_not(on, "nixl-default")),
         at_most("layer by layer, prefill slower than the link: exposed time", "<= 1.3 x (last layer + round trip)", exposed,
                 1.3 * (whole / LAYERS + trip) if whole and trip else None, "us",
                 figures.labels[on] + "; a round trip: a request of one block of 64 bytes", figures.why_not(on)),
@@ -235,9 +242,10 @@ HOW = """Blocks in seeded random order, no two adjacent, from a 1 GiB pool in on
 transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request (of
 NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. Rounds: %d, in which
 the candidates take turns, each with %d transfers after warm-up, and five times as many small ones. NIXL runs without its
-progress thread, which costs a core, and over shared memory without error handling, which it needs there; Mooncake with
+progress thread, which costs a core, and both its ends poll all the time, and over shared memory without error handling, which it needs there; Mooncake with
 connections that stay and room for all blocks in its queue. Their pools are private memory, with huge pages where the
-machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. The raw data are in
+machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. Busy polling of kvferry is
+`mover.busy_poll_us: 300`; each target names which way it was reached. The raw data are in
 [compare.json](compare.json)."""
 
 
