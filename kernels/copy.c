@@ -81,12 +81,29 @@ uint64_t kvf_copy_digest_by(const kvf_wide_t *wide, void *dst, const void *src, 
     return digest;
 }
 
+void kvf_copy_leaves_by(const kvf_wide_t *wide, void *dst, const void *src, uint64_t bytes,
+                        uint64_t *leaves) {
+    pass_t pass = {wide, dst, src, bytes};
+    for (uint64_t from = 0; from < bytes; from += KVF_DIGEST_LEAF_BYTES) {
+        uint64_t left = bytes - from;
+        *leaves++ = copy_leaf(&pass, from,
+                              left < KVF_DIGEST_LEAF_BYTES ? (size_t)left : KVF_DIGEST_LEAF_BYTES);
+    }
+    if (streams(wide, bytes)) {
+        wide->fence();
+    }
+}
+
 void kvf_copy(void *dst, const void *src, uint64_t bytes) {
     kvf_copy_by(kvf_wide_at(0), dst, src, bytes);
 }
 
 uint64_t kvf_copy_digest(void *dst, const void *src, uint64_t bytes) {
     return kvf_copy_digest_by(kvf_wide_at(0), dst, src, bytes);
+}
+
+void kvf_copy_leaves(void *dst, const void *src, uint64_t bytes, uint64_t *leaves) {
+    kvf_copy_leaves_by(kvf_wide_at(0), dst, src, bytes, leaves);
 }
 
 const char *kvf_copy_name(void) {

@@ -37,11 +37,25 @@ void kvf_copy(void *dst, const void *src, uint64_t bytes);
  */
 uint64_t kvf_copy_digest(void *dst, const void *src, uint64_t bytes);
 
+/**
+ * The same, for a range that comes in parts: hash its leaves, so that their digest can be made when
+ * all parts are there.
+ *
+ * @param bytes   A multiple of KVF_DIGEST_LEAF_BYTES, unless dst ends the range.
+ * @param leaves  Gets the hash of each leaf: for kvf_digest_of_hashes().
+ * @thread any  @cost one pass, no allocation, 4 KiB of stack
+ */
+void kvf_copy_leaves(void *dst, const void *src, uint64_t bytes, uint64_t *leaves);
+
 /** @return What copies and hashes on this CPU, such as "avx2"; static. @thread any */
 const char *kvf_copy_name(void);
 
 /** kvf_copy() by one row of the table. */
 void kvf_copy_by(const kvf_wide_t *wide, void *dst, const void *src, uint64_t bytes);
+
+/** kvf_copy_leaves() by one row of the table. */
+void kvf_copy_leaves_by(const kvf_wide_t *wide, void *dst, const void *src, uint64_t bytes,
+                        uint64_t *leaves);
 
 /** kvf_copy_digest() by one row of the table. */
 uint64_t kvf_copy_digest_by(const kvf_wide_t *wide, void *dst, const void *src, uint64_t bytes);

@@ -56,3 +56,13 @@ uint64_t kvf_digest_by(const kvf_wide_t *wide, const void *data, uint64_t bytes)
 uint64_t kvf_digest(const void *data, uint64_t bytes) {
     return kvf_digest_by(kvf_wide_at(0), data, bytes);
 }
+
+static uint64_t hash_at(void *ctx, uint64_t from, size_t leaf_bytes) {
+    const uint64_t *hashes = ctx;
+    (void)leaf_bytes;
+    return hashes[from / KVF_DIGEST_LEAF_BYTES];
+}
+
+uint64_t kvf_digest_of_hashes(const uint64_t *hashes, uint64_t bytes) {
+    return kvf_digest_of_leaves(bytes, hash_at, (void *)(uintptr_t)hashes);
+}

@@ -37,4 +37,8 @@ typedef uint64_t kvf_digest_leaf_fn(void *ctx, uint64_t from, size_t leaf_bytes)
  */
 uint64_t kvf_digest_of_leaves(uint64_t bytes, kvf_digest_leaf_fn *leaf, void *ctx);
 
+/** @param hashes  Of the leaves of a range of bytes bytes, in order. @return The range's digest.
+ * @thread any  @cost no allocation */
+uint64_t kvf_digest_of_hashes(const uint64_t *hashes, uint64_t bytes);
+
 #endif

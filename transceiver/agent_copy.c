@@ -46,7 +46,9 @@ static void run_verify(kvf_job_t *job) {
         kvf_verify_item_t *item = &verify->items[i];
         uint8_t *at = page_at(agent, item->group_idx, item->slot, item->offset);
         if (verify->source == NULL) {
-            item->digest = verify->digests ? kvf_digest(at, item->bytes) : 0;
+            item->digest = !verify->digests       ? 0
+                           : item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
+                                                  : kvf_digest(at, item->bytes);
             continue;
         }
         const uint8_t *from =

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
+#include "kernels/copy.h"
 #include "kvmgr/base/failpoint.h"
 #include "transceiver/agent_impl.h"
 #include "transceiver/control/control.h"
@@ -137,9 +138,14 @@ static void on_closed(void *ctx, uint64_t conn, const char *why) {
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     kvf_loop_t *loop = ctx;
     kvf_core_t *core = loop->agent->core;
-    if (kvf_core_grant_check(core, chunk) == KVF_OK) {
+    uint64_t *leaves;
+    if (kvf_core_grant_check(core, chunk, &leaves) == KVF_OK) {
         uint8_t *page = kvf_pool_page(&loop->agent->pools[chunk->group_idx], chunk->slot);
-        memcpy(page + chunk->offset, data, chunk->bytes);
+        if (leaves != NULL) {
+            kvf_copy_leaves(page + chunk->offset, data, chunk->bytes, leaves);
+        } else {
+            memcpy(page + chunk->offset, data, chunk->bytes);
+        }
         kvf_core_landed(core, chunk);
     }
 }
@@ -338,6 +344,7 @@ static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
                 do_unmap, do_digest, do_page, do_verify, loop},
         .mover_name = loop->mover->ops->name,
         .mover_checked = loop->mover->ops->checked,
+        .hashes_leaves = true,
     };
     uint8_t address[MAX_MOVER_ADDRESS_BYTES];
     size_t address_bytes;

@@ -34,18 +34,19 @@ typedef struct kvf_verify_item {
     int32_t source_slot; /**< the peer's */
     uint64_t offset;     /**< inside both slots */
     uint64_t bytes;
-    uint64_t digest; /**< out: kvf_digest() of that range as it lies in the page */
+    const uint64_t *leaves; /**< hashes of the range's leaves as they landed; NULL: not known */
+    uint64_t digest;        /**< out: kvf_digest() of that range as it lies in the page */
 } kvf_verify_item_t;
 
 typedef struct kvf_verify {
     kvf_job_t job; /**< the driver's while it has it */
     void *source;  /**< the driver's, too */
     uint64_t recv_id;
-    uint64_t peer; /**< copy from its pools, which are mapped; 0: the bytes are there */
-    bool digests;  /**< digests are wanted */
-    bool failed;   /**< out: there is nothing to copy from any more */
-    size_t first;  /**< the receive's */
-    uint64_t bytes;
+    uint64_t peer;     /**< copy from its pools, which are mapped; 0: the bytes are there */
+    bool digests;      /**< digests are wanted */
+    bool failed;       /**< out: there is nothing to copy from any more */
+    size_t first;      /**< the receive's */
+    uint64_t bytes;    /**< that must be read */
     uint32_t n_before; /**< others of the same receive that the driver has */
     uint32_t n_items;
     kvf_verify_item_t items[KVF_VERIFY_ITEMS];
@@ -97,6 +98,7 @@ typedef struct kvf_core_config {
     kvf_core_region_t regions[KVF_MAX_GROUPS]; /**< one per layer group */
     const char *mover_name;                    /**< static storage */
     bool mover_checked;
+    bool hashes_leaves; /**< the driver hashes what lands, where kvf_core_grant_check() says so */
 } kvf_core_config_t;
 
 /** @return KVF_OK, KVF_ERR_NO_MEMORY. What the config says has been checked by kvf_agent_create().
@@ -162,9 +164,12 @@ void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why);
  * May this chunk be written? Checks transfer, grant, page, generation and range, and that none of
  * its bytes came before.
  *
+ * @param[out] leaves_p  Where the hashes of the chunk's leaves go, as kvf_copy_leaves() makes them;
+ * NULL: nobody wants them.
  * @return KVF_OK: write it, then kvf_core_landed(). Otherwise it was counted and must be dropped.
  */
-KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk);
+KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,
+                                            uint64_t **leaves_p);
 /** The chunk that was just checked is in its page. */
 void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk);
 void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The generation side of a transfer. */
+#include "kernels/digest.h"
 #include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "transceiver/recv_impl.h"
@@ -34,7 +35,8 @@ static kvf_status_t take_tables(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
         uint64_t layer_bytes = kvf_group_layer_bytes(shape);
         group->n = (size_t)found.n_pairs;
         group->granule_bytes = layer_bytes & (~layer_bytes + 1);
-        group->granule_bytes = group->granule_bytes > 4096 ? 4096 : group->granule_bytes;
+        group->granule_bytes = group->granule_bytes > KVF_DIGEST_LEAF_BYTES ? KVF_DIGEST_LEAF_BYTES
+                                                                            : group->granule_bytes;
         group->words = (size_t)((kvf_group_block_bytes(shape) / group->granule_bytes + 63) / 64);
         if (group->n > 0) {
             group->entries = kvf_calloc(core->alloc, group->n, sizeof(*group->entries));
@@ -323,6 +325,25 @@ static bool choose_mover(kvf_recv_op_t *recv) {
     return true;
 }
 
+/* Bytes that our own handler copies into pages are hashed on the way, where a granule is a leaf of
+ * a digest. Without memory for the hashes the pages are read once more. */
+static void want_leaves(kvf_recv_op_t *recv) {
+    kvf_core_t *core = recv->op.core;
+    if (!core->config.hashes_leaves || !core->config.mover_checked || !core->agent.digests ||
+        recv->op.mapped) {
+        return;
+    }
+    for (uint32_t g = 0; g < core->layout.n_groups; g++) {
+        recv_group_t *group = &recv->groups[g];
+        if (group->granule_bytes == KVF_DIGEST_LEAF_BYTES && group->n > 0) {
+            group->granules =
+                kvf_group_block_bytes(&core->layout.groups[g]) / KVF_DIGEST_LEAF_BYTES;
+            group->leaves =
+                kvf_realloc(core->alloc, NULL, group->n, group->granules * sizeof(*group->leaves));
+        }
+    }
+}
+
 void kvf_recv_on_peer_up(kvf_op_t *op) {
     kvf_recv_op_t *recv = kvf_recv_of(op);
     kvf_core_t *core = op->core;
@@ -352,6 +373,7 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         kvf_recv_end(recv, KVF_ERR_NO_MEMORY, "no memory for the request", false);
         return;
     }
+    want_leaves(recv);
     part->n_grants = part->n = 0;
     recv->requested = true;
     core->n_landing++;

@@ -18,6 +18,7 @@ void kvf_recv_destroy(kvf_op_t *op) {
         kvf_free(alloc, recv->groups[g].entries);
         kvf_free(alloc, recv->groups[g].landed);
         kvf_free(alloc, recv->groups[g].claimed);
+        kvf_free(alloc, recv->groups[g].leaves);
     }
     for (uint32_t i = 0; i < recv->n_jobs; i++) {
         kvf_free(alloc, recv->jobs[i]); /* the driver has ended with them */

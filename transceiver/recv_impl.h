@@ -18,14 +18,16 @@ typedef struct recv_entry {
 } recv_entry_t;
 
 /* The granted pages of one layer group. What came is tracked in granules: the largest power of two
- * that divides a layer's bytes, at most 4 KiB, one bit each. */
+ * that divides a layer's bytes, at most 4 KiB (a leaf of a digest), one bit each. */
 typedef struct recv_group {
     recv_entry_t *entries; /* ascending ordinals */
     size_t n;
     uint64_t granule_bytes;
-    size_t words;                        /* of 64 granules, per entry */
-    uint64_t *landed;                    /* bytes are in the page */
-    uint64_t *claimed;                   /* a commit named them */
+    size_t words;      /* of 64 granules, per entry */
+    uint64_t *landed;  /* bytes are in the page */
+    uint64_t *claimed; /* a commit named them */
+    uint64_t *leaves;  /* hashes of the granules that landed; NULL: pages are read instead */
+    size_t granules;   /* per entry */
     size_t sealed[KVF_MAX_GROUP_LAYERS]; /* entries whose layer was verified */
 } recv_group_t;
 

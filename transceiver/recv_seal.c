@@ -86,11 +86,18 @@ static uint64_t *covered_by_grant(kvf_recv_op_t *recv, const kvf_chunk_t *chunk,
     return group->landed + (size_t)(entry - group->entries) * group->words;
 }
 
-kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk) {
+/* Of the granules from `first` on; a granule is a leaf. */
+static uint64_t *leaves_at(const recv_group_t *group, size_t entry_idx, uint64_t first) {
+    return group->leaves == NULL ? NULL : group->leaves + entry_idx * group->granules + first;
+}
+
+kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk, uint64_t **leaves_p) {
     uint64_t first, end;
     kvf_recv_op_t *recv = chunk_recv(core, chunk);
     uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
     if (landed != NULL && (bits_all(landed, first, end, false) || KVF_MUTANT(chunk_twice))) {
+        const recv_group_t *group = &recv->groups[chunk->group_idx];
+        *leaves_p = leaves_at(group, (size_t)(landed - group->landed) / group->words, first);
         return KVF_OK;
     }
     core->counters.refused_chunks++;
@@ -193,13 +200,15 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
                       offset / group->granule_bytes, end / group->granule_bytes, true)) {
             break;
         }
+        const uint64_t *leaves = leaves_at(group, commit->entry_idx, offset / group->granule_bytes);
         job->items[job->n_items++] =
             (kvf_verify_item_t){.group_idx = commit->group_idx,
                                 .slot = group->entries[commit->entry_idx].slot,
                                 .source_slot = commit->source_slot,
                                 .offset = offset,
-                                .bytes = end - offset};
-        job->bytes += end - offset;
+                                .bytes = end - offset,
+                                .leaves = leaves};
+        job->bytes += leaves == NULL ? end - offset : 0;
         recv->commits_first++;
     }
     return job->n_items > 0;

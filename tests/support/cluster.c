@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cluster.h"
 
+#include "kernels/copy.h"
 #include "kernels/digest.h"
 #include "mappings.h"
 
@@ -203,8 +204,14 @@ static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
 
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     node_t *node = ctx;
-    if (kvf_core_grant_check(node->core, chunk) == KVF_OK) {
-        memcpy(node_page(node, chunk->group_idx, chunk->slot) + chunk->offset, data, chunk->bytes);
+    uint64_t *leaves;
+    if (kvf_core_grant_check(node->core, chunk, &leaves) == KVF_OK) {
+        uint8_t *to = node_page(node, chunk->group_idx, chunk->slot) + chunk->offset;
+        if (leaves != NULL) {
+            kvf_copy_leaves(to, data, chunk->bytes, leaves);
+        } else {
+            memcpy(to, data, chunk->bytes);
+        }
         kvf_core_landed(node->core, chunk);
     }
 }
@@ -508,6 +515,7 @@ static void node_start(node_t *node) {
                 .ctx = node},
         .mover_name = "sim",
         .mover_checked = !cluster->options.one_sided,
+        .hashes_leaves = true,
     };
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);

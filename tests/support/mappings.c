@@ -148,7 +148,9 @@ void mappings_run(node_t *node, kvf_verify_t *job) {
                        item->offset,
                    item->bytes);
         }
-        item->digest = job->digests ? kvf_digest(to, item->bytes) : 0;
+        item->digest = !job->digests          ? 0
+                       : item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
+                                              : kvf_digest(to, item->bytes);
     }
     if (mapping != NULL && --mapping->n_users == 0 && mapping->gone) {
         end(mapping);

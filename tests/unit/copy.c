@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #define FILL 0xEE
 #define GUARD 256U /* on either side of what is written */
@@ -33,7 +34,8 @@ static void source_fill(void) {
     }
 }
 
-/* Copies with and without digest from source + src to got + GUARD + dst, and nothing around it. */
+/* Copies alone, with their digest, and with the hashes of their leaves, from source + src to got +
+ * GUARD + dst, and nothing around it. */
 static void copy_both(const kvf_wide_t *wide, size_t dst, size_t src, uint64_t bytes) {
     const size_t span = 2 * GUARD + 64 + (size_t)bytes;
     memset(want, FILL, span);
@@ -50,6 +52,14 @@ static void copy_both(const kvf_wide_t *wide, size_t dst, size_t src, uint64_t b
               (size_t)bytes, dst, src);
     cr_assert_eq(digest, kvf_digest(source + src, bytes), "%s, %zu bytes, to %zu, from %zu",
                  wide->name, (size_t)bytes, dst, src);
+    uint64_t leaves[MAX_BYTES / 4096 + 2] = {0};
+    memset(got, FILL, span);
+    kvf_copy_leaves_by(wide, got + GUARD + dst, source + src, bytes, leaves);
+    cr_assert(memcmp(got, want, span) == 0, "%s, %zu bytes, to %zu, from %zu, by leaves",
+              wide->name, (size_t)bytes, dst, src);
+    cr_assert_eq(kvf_digest_of_hashes(leaves, bytes), digest, "%s, %zu bytes, to %zu, from %zu",
+                 wide->name, (size_t)bytes, dst, src);
+    cr_assert_eq(leaves[(bytes + 4095) / 4096], 0, "as many hashes as there are leaves");
 }
 
 Test(copy, short_ones_at_every_pair_of_alignments, .timeout = 120) {
@@ -73,6 +83,28 @@ Test(copy, long_ones_at_every_pair_of_alignments, .timeout = 120) {
                 copy_both(wide, pair / 64, pair % 64, longer[i]);
             }
         }
+    }
+}
+
+/* In whichever parts a range comes, and in whichever order: the hashes are those of its leaves. */
+Test(copy, a_range_in_parts) {
+    static const uint64_t ends[][4] = {
+        {4096, 8192, 12288, MAX_BYTES}, {8192, MAX_BYTES}, {MAX_BYTES}};
+    source_fill();
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        uint64_t leaves[MAX_BYTES / 4096 + 1];
+        for (size_t k = 4; k-- > 0;) { /* the last part first */
+            uint64_t from = k == 0 ? 0 : ends[i][k - 1];
+            if (ends[i][k] > from) {
+                kvf_copy_leaves(got + from, source + from, ends[i][k] - from, leaves + from / 4096);
+            }
+        }
+        cr_assert(memcmp(got, source, MAX_BYTES) == 0);
+        for (size_t leaf = 0; leaf * 4096 < MAX_BYTES; leaf++) {
+            uint64_t bytes = MAX_BYTES - leaf * 4096 < 4096 ? MAX_BYTES - leaf * 4096 : 4096;
+            cr_assert_eq(leaves[leaf], XXH3_64bits(source + leaf * 4096, bytes));
+        }
+        cr_assert_eq(kvf_digest_of_hashes(leaves, MAX_BYTES), kvf_digest(source, MAX_BYTES));
     }
 }
 
