@@ -12,8 +12,6 @@
 #include "kvmgr/base/alloc.h"
 
 #define KVF_FRAME_HEADER_BYTES 16
-/** Long tables and commits are cut into parts of about this size. */
-#define KVF_PART_BYTES (1U << 20)
 
 typedef enum kvf_frame_type {
     KVF_FRAME_HELLO = 1,

@@ -6,8 +6,8 @@
 
 #include <assert.h>
 
-/* Memory that one message may take: the worst honest one, a commit of many ranges of one block
- * each, needs 11.8 bytes per byte on the wire; and what few fixed parts need. */
+/* Memory that one message may take: the worst honest one, a heartbeat that renews many leases of
+ * small numbers, needs 8 bytes per byte on the wire; and what few fixed parts need. */
 #define UNPACK_FACTOR 16
 #define UNPACK_EXTRA_BYTES (16U << 10)
 /* What an allocation costs besides its bytes. */

@@ -18,7 +18,7 @@
  * and about. */
 #define HELP_BYTES SHORT_BYTES_PER_TURN
 
-/* A transfer's first jobs go before what others have had in front of it for long. */
+/* Of a transfer for which the crew has so many jobs, further ones let others' pass. */
 #define FIRST_JOBS 4
 
 #define AUTO_THREADS 4

@@ -245,6 +245,7 @@ static void on_wakes(uv_poll_t *handle, int status, int events) {
     uint64_t count;
     (void)status;
     (void)events;
+    loop->events++;
     (void)!read(loop->wake_fd, &count, sizeof(count));
     (void)atomic_exchange(&loop->woken, false); /* what it was woken for is looked for next */
 }
@@ -296,7 +297,13 @@ void kvf_loop_progress(kvf_loop_t *loop) {
     for (int turns = 0; turns < 64 && loop->awake; turns++) {
         loop->awake = kvf_loop_turn(loop) || !prepare_sleep(loop);
     }
-    (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* hands changed watches to the kernel */
+    /* Hands changed watches to the kernel; what it hears besides is left for the next call. */
+    sigset_t before;
+    const uint64_t events = loop->events;
+    block_sigpipe(&before);
+    (void)uv_run(&loop->uv, UV_RUN_NOWAIT);
+    restore_sigpipe(&before);
+    loop->awake |= loop->events != events;
 }
 
 int kvf_loop_fd(kvf_loop_t *loop) {
@@ -538,7 +545,10 @@ void kvf_loop_destroy(kvf_loop_t *loop) {
         wake_up(loop);
         (void)pthread_join(loop->thread, NULL);
     } else {
+        sigset_t before;
+        block_sigpipe(&before);
         loop_close(loop);
+        restore_sigpipe(&before);
     }
     (void)pthread_cond_destroy(&loop->cond);
     (void)pthread_mutex_destroy(&loop->lock);
@@ -551,7 +561,7 @@ void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
     if (!loop->threaded || pthread_equal(pthread_self(), loop->thread)) {
         set_time(loop);
         fn(arg);
-        loop->awake = true; /* there may be something to post or to deliver */
+        loop->awake = !loop->threaded; /* there may be something to post or to deliver */
         return;
     }
     (void)pthread_mutex_lock(&loop->lock);

@@ -35,7 +35,7 @@ typedef struct kvf_verify_item {
     uint64_t offset;     /**< inside both slots */
     uint64_t bytes;
     const uint64_t *leaves; /**< hashes of the range's leaves as they landed; NULL: not known */
-    uint64_t digest;        /**< out: kvf_digest() of that range as it lies in the page */
+    uint64_t digest; /**< out: kvf_digest() of that range as it lies, or landed, in the page */
 } kvf_verify_item_t;
 
 typedef struct kvf_verify {
@@ -170,7 +170,8 @@ void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why);
  */
 KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,
                                             uint64_t **leaves_p);
-/** The chunk that was just checked is in its page. */
+/** The chunk that was just checked is in its page, and the hashes of its leaves, if they were
+ * wanted, are where they were to go. */
 void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk);
 void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status);
 void kvf_core_broken(kvf_core_t *core, uint64_t peer, const char *why);

@@ -95,7 +95,8 @@ typedef struct kvf_agent_config {
                           in this version. The receiver's counts, but a sender whose mover is ucx
                           lends nothing */
     uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
-                               at most 4 */
+                               at most 4. What comes through UCX is copied by who drives the agent
+                             */
     bool digests; /**< what this agent receives is compared with digests that the sender makes
                      (default); without them a damaged byte is not noticed */
     const char *ucx_tls;     /**< UCX transports; auto = posix,sysv,tcp,self */
@@ -112,8 +113,9 @@ typedef struct kvf_agent_config {
     uint64_t suspect_us;    /**< silence that makes a peer suspect */
     uint64_t lost_us;       /**< silence that makes a peer lost */
     uint64_t busy_poll_us;  /**< how long the agent's own thread looks on for more, after the last
-                               thing that happened while there are transfers, before it sleeps: a
-                               core for shorter short transfers; 0 (default) to 1,000,000 */
+                               thing that happened while there are transfers, before it sleeps; not
+                               while mover threads have work. A core for shorter short transfers,
+                               and more over tcp; 0 (default) to 1,000,000 */
     kvf_log_cb log;         /**< NULL: warnings and errors go to stderr */
     void *log_ctx;
     int log_level; /**< 0 error .. 4 trace */

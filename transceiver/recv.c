@@ -8,8 +8,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Grants in one message. A long request leaves in parts, so that the other side reads the first
- * while the next is being made; a frame stays below KVF_PART_BYTES. */
+/* Grants in one message, 20 bytes each. A long request leaves in parts, so that the other side
+ * reads the first while the next is being made. */
 #define GRANTS_PER_PART 4096
 
 /* ---- opening ---- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What came, what was committed, what was verified: the receiving half that counts bytes. */
+#include "kernels/digest.h"
 #include "kvmgr/base/failpoint.h"
 #include "kvmgr/base/mutant.h"
 #include "kvmgr/base/size.h"
@@ -208,7 +209,8 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
                                 .offset = offset,
                                 .bytes = end - offset,
                                 .leaves = leaves};
-        job->bytes += leaves == NULL ? end - offset : 0;
+        job->bytes += leaves == NULL ? end - offset
+                                     : (end - offset) / KVF_DIGEST_LEAF_BYTES * sizeof(*leaves);
         recv->commits_first++;
     }
     return job->n_items > 0;

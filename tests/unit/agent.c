@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BLOCKS 40
@@ -26,6 +27,7 @@ typedef struct side {
     kvf_mover_fault_t *fault;
     pthread_mutex_t lock;
     pthread_cond_t cond;
+    bool asks; /* the callback calls the library */
     int results, releases;
     kvf_status_t status;
     char message[KVF_DETAIL_BYTES];
@@ -34,6 +36,10 @@ typedef struct side {
 
 static void on_event(void *ctx, const kvf_event_t *event) {
     side_t *side = ctx;
+    kvf_counters_t counters;
+    if (side->asks) {
+        kvf_agent_get_counters(side->agent, &counters);
+    }
     (void)pthread_mutex_lock(&side->lock);
     if (event->kind == KVF_EVENT_RESULT) {
         side->results++;
@@ -284,6 +290,33 @@ Test(agent, driven_by_the_caller, .timeout = 60) {
     }
     cr_expect_eq(gen.status, KVF_OK, "%s", gen.message);
     cr_expect_eq(wrong_bytes(&gen), 0);
+    end_with(&ctx, &gen);
+}
+
+static uint64_t processor_time_ns(void) {
+    struct timespec time;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+/* A busy machine makes what is measured smaller, never larger. */
+Test(agent, sleeps_after_a_callback_that_called, .timeout = 60) {
+    side_t ctx, gen;
+    char ticket[KVF_TICKET_BYTES];
+    side_open(&ctx, "ctx", "host", false);
+    side_open(&gen, "gen", "host", false);
+    gen.asks = true;
+    side_start(&ctx);
+    side_start(&gen);
+    side_take(&ctx, true);
+    side_take(&gen, false);
+    offer(&ctx, ticket);
+    (void)fetch(&gen, ticket, 10000000);
+    wait_released(&gen);
+    wait_released(&ctx);
+    uint64_t before = processor_time_ns();
+    (void)usleep(500000);
+    cr_expect_lt(processor_time_ns() - before, 250000000);
     end_with(&ctx, &gen);
 }
 

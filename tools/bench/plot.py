@@ -5,9 +5,9 @@ from xml.sax.saxutils import escape
 
 from report import Figures, size_name
 
-WIDTH, HEIGHT = 1080, 520
+WIDTH, HEIGHT = 1200, 520
 TOP, BOTTOM = 70, 60
-PANELS = (("shm", "shared memory", 60, 300), ("tcp", "tcp, loopback", 610, 250))  # left edge, width
+PANELS = (("shm", "shared memory", 60, 300), ("tcp", "tcp, loopback", 670, 260))  # left edge, width
 LABEL_STEP = 15
 # Ours are blue, those of others warm, references grey; without digests dashed.
 STYLES = {
@@ -88,7 +88,7 @@ def panel(figures, axis, name, title, left, width):
         x, y = points[-1]
         parts.append('<path d="M%.1f,%.1f L%.1f,%.1f" style="stroke: var(--%s); stroke-width: 1; opacity: 0.5"/>' %
                      (x + 5, y, left + width + 14, label_y, colour))
-        text = candidate["label"].replace("shared memory, ", "").replace(", tcp", "")
+        text = candidate["label"].replace("shared memory, ", "").replace(", tcp", "").replace(", busy polling", ", polling")
         parts.append('<text x="%d" y="%.1f" style="fill: var(--%s)">%s %.2g</text>' %
                      (left + width + 17, label_y + 4, colour, escape(text), last))
     return parts

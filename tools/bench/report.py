@@ -101,12 +101,12 @@ def by_size(figures, what, least, ours, others, sizes, reported=()):
     for key in figures.with_poll(ours):
         ratios = {size: figures.speed_ratio(key, others, figures.case(size)) for size in sizes}
         counted = [ratio for size, ratio in ratios.items() if ratio is not None and size not in reported]
-        if counted and (best is None or min(counted) > best[0]):
+        if counted and (best is None or (len(counted), min(counted)) > best[0]):
             measured = ", ".join("%.2f (%s)" % (ratio, size_name(size)) for size, ratio in ratios.items() if ratio is not None)
-            best = (min(counted), measured, figures.labels.get(key, ""))
+            best = ((len(counted), min(counted)), measured, figures.labels.get(key, ""))
     if best is None:
         return row(what, target, "", None, figures.why_not(ours, *others))
-    return row(what, target, best[1], best[0] >= least, best[2])
+    return row(what, target, best[1], best[0][1] >= least, best[2])
 
 
 def at_most(what, target, value, limit, unit, note, reason):
@@ -239,14 +239,14 @@ def left_out(figures):
 
 
 HOW = """Blocks in seeded random order, no two adjacent, from a 1 GiB pool in one process to a 1 GiB pool in another, 64 MiB a
-transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request (of
-NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. Rounds: %d, in which
-the candidates take turns, each with %d transfers after warm-up, and five times as many small ones. NIXL runs without its
-progress thread, which costs a core, and both its ends poll all the time, and over shared memory without error handling, which it needs there; Mooncake with
-connections that stay and room for all blocks in its queue. Their pools are private memory, with huge pages where the
-machine gives them; the copies that kvferry is compared with run in shared memory, as its own pools. Busy polling of kvferry is
-`mover.busy_poll_us: 300`; each target names which way it was reached. The raw data are in
-[compare.json](compare.json)."""
+transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request
+(of NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. Rounds: %d, in
+which the candidates take turns, each with %d transfers after warm-up, and five times as many small ones. NIXL runs
+without its progress thread, which costs a core, and both its ends poll all the time, and over shared memory without
+error handling, which it needs there; Mooncake with connections that stay and room for all blocks in its queue. Their
+pools are private memory, with huge pages where the machine gives them; the copies that kvferry is compared with run in
+shared memory, as its own pools. Busy polling of kvferry is `mover.busy_poll_us: 300`; each target names which way it
+was reached. The raw data are in [compare.json](compare.json)."""
 
 
 def how(data):

@@ -5,6 +5,7 @@
  * its path and its transfer. */
 #include "tools/sim/world_impl.h"
 
+#include "kernels/copy.h"
 #include "kernels/digest.h"
 
 #include <string.h>
@@ -221,11 +222,16 @@ static void store(kvf_world_t *world, const event_t *event) {
 static void land(node_t *node, const packet_t *packet) {
     kvf_world_t *world = node->world;
     packet->job->n_flying -= !packet->forged;
-    uint64_t *leaves; /* not wanted: said in node.c */
+    uint64_t *leaves;
     if (kvf_core_grant_check(node->core, &packet->chunk, &leaves) == KVF_OK) {
+        uint8_t *to =
+            node_page(node, packet->chunk.group_idx, packet->chunk.slot) + packet->chunk.offset;
         hold_check_landing(node, packet);
-        memcpy(node_page(node, packet->chunk.group_idx, packet->chunk.slot) + packet->chunk.offset,
-               packet->data, packet->chunk.bytes);
+        if (leaves != NULL) {
+            kvf_copy_leaves(to, packet->data, packet->chunk.bytes, leaves);
+        } else {
+            memcpy(to, packet->data, packet->chunk.bytes);
+        }
         kvf_core_landed(node->core, &packet->chunk);
     } else {
         world_note(world, "%s refuses a chunk of transfer %u: group %u, ordinal %d, slot %d",
@@ -255,8 +261,9 @@ static void verified(node_t *node, kvf_verify_t *job) {
     }
     for (uint32_t i = 0; i < job->n_items && job->source == NULL; i++) {
         kvf_verify_item_t *item = &job->items[i];
-        item->digest =
-            kvf_digest(node_page(node, item->group_idx, item->slot) + item->offset, item->bytes);
+        const uint8_t *at = node_page(node, item->group_idx, item->slot) + item->offset;
+        item->digest = item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
+                                            : kvf_digest(at, item->bytes);
     }
     kvf_core_verified(node->core, job);
 }

@@ -213,6 +213,7 @@ void node_start(node_t *node) {
                 .ctx = node},
         .mover_name = "sim",
         .mover_checked = !world->script->scenario->one_sided,
+        .hashes_leaves = true,
     };
     *log = (kvf_log_t){do_log, node, world->trace == NULL ? KVF_LOG_ERROR : KVF_LOG_DEBUG};
     node->life = ++world->n_lives;
