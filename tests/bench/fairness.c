@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How long a short transfer takes on an idle path, and beside a long one between the same two
- * agents: two agents of one process, each with its thread, over UCX. The long one is started again
- * whenever it ends. docs/benchmarks/fairness.md has figures.
+ * agents: two agents of one process, each with its thread. The long one is started again whenever
+ * it ends. docs/benchmarks/fairness.md has figures.
  */
 #include "transceiver/kvferry.h"
 
@@ -19,12 +19,12 @@
 
 typedef struct options {
     uint64_t page_kib, long_mib, rounds;
-    const char *tls;
+    const char *tls, *mover;
     bool pull;
 } options_t;
 
 static options_t options = {
-    .page_kib = 16, .long_mib = 1024, .rounds = 300, .tls = "posix,sysv,self"};
+    .page_kib = 16, .long_mib = 1024, .rounds = 300, .tls = "posix,sysv,self", .mover = "ucx"};
 static kvf_layout_t layout;
 static kvf_agent_t *agents[2]; /* context, generation */
 static kvf_pool_t *pools[2];
@@ -147,12 +147,14 @@ static void agents_start(int64_t n_pages) {
     kvf_detail_t detail;
     for (int side = 0; side < 2; side++) {
         kvf_agent_config_t config;
-        const kvf_pool_desc_t pool = {.memory = "host", .n_pages = n_pages};
+        const bool mapped = strcmp(options.mover, "mapped") == 0;
+        const kvf_pool_desc_t pool = {.memory = mapped ? "shm" : "host", .n_pages = n_pages};
         kvf_agent_config_init(&config);
         config.instance = names[side];
         config.control_listen = "127.0.0.1:0";
         config.layout = &layout;
         config.cluster_key[0] = 1;
+        config.mover = options.mover;
         config.ucx_tls = options.tls;
         config.log_level = 1;
         must(kvf_agent_create(&config, &agents[side], &detail), "agent", &detail);
@@ -199,6 +201,8 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         }
     } else if (key == 't') {
         options.tls = arg;
+    } else if (key == 'm') {
+        options.mover = arg;
     } else if (key == 'u') {
         options.pull = true;
     } else {
@@ -213,6 +217,7 @@ int main(int argc, char **argv) {
         {.name = "long-mib", .key = 'l', .arg = "N", .doc = "The long transfer (1024)"},
         {.name = "rounds", .key = 'r', .arg = "N", .doc = "Short transfers measured (300)"},
         {.name = "tls", .key = 't', .arg = "LIST", .doc = "UCX transports (posix,sysv,self)"},
+        {.name = "mover", .key = 'm', .arg = "NAME", .doc = "ucx or mapped (ucx)"},
         {.name = "pull", .key = 'u', .doc = "The receiver paces"},
         {.name = NULL}};
     const struct argp argp = {.options = arguments, .parser = take};
