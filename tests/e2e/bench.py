@@ -72,6 +72,15 @@ def check_transfers():
     expect(f"layers leave one by one: {line}", line["layers"] == 4 and line["layer_us"] > 0 and line["pieces"] == 20)
 
 
+def check_parts():
+    """A request of more pages than one message names: every page gets its bytes, whichever part named it."""
+    for blocks in (4096, 4097, 8193):
+        done = bench("--block-bytes", "64", "--blocks", str(blocks), "--pool-bytes", "2MiB", "--reps", "2", "--warmup", "1", "--json")
+        line = json.loads(done.stdout or "{}")
+        expect(f"{blocks} blocks: {line} {done.stderr}", (line.get("verified"), line.get("pieces"), line.get("bytes")) ==
+               (True, blocks, 64 * blocks))
+
+
 def check_references():
     for name, mover in (("memcpy", "memcpy"), ("nt", "nt-copy"), ("socket", "socket")):
         for threads in ("1", "3"):
@@ -139,6 +148,7 @@ def main():
            shown.stdout.splitlines()[1].split() == ["measure", "p50", "us", "p99", "us", "min", "us", "GB/s", "reps"] and
            "every byte verified" in shown.stdout)
     check_transfers()
+    check_parts()
     check_references()
     check_errors()
     check_ends()

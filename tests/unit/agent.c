@@ -186,6 +186,17 @@ static uint64_t wrong_bytes(const side_t *side) {
     return wrong;
 }
 
+/* Start both, and ask for what the one offers. */
+static void begin(side_t *ctx, side_t *gen, uint64_t timeout_us) {
+    char ticket[KVF_TICKET_BYTES];
+    side_start(ctx);
+    side_start(gen);
+    side_take(ctx, true);
+    side_take(gen, false);
+    offer(ctx, ticket);
+    (void)fetch(gen, ticket, timeout_us);
+}
+
 static void run_with(const kvf_fault_plan_t *plan, side_t *ctx, side_t *gen) {
     char ticket[KVF_TICKET_BYTES];
     side_open(ctx, "ctx", "host", true);
@@ -302,16 +313,10 @@ static uint64_t processor_time_ns(void) {
 /* A busy machine makes what is measured smaller, never larger. */
 Test(agent, sleeps_after_a_callback_that_called, .timeout = 60) {
     side_t ctx, gen;
-    char ticket[KVF_TICKET_BYTES];
     side_open(&ctx, "ctx", "host", false);
     side_open(&gen, "gen", "host", false);
     gen.asks = true;
-    side_start(&ctx);
-    side_start(&gen);
-    side_take(&ctx, true);
-    side_take(&gen, false);
-    offer(&ctx, ticket);
-    (void)fetch(&gen, ticket, 10000000);
+    begin(&ctx, &gen, 10000000);
     wait_released(&gen);
     wait_released(&ctx);
     uint64_t before = processor_time_ns();
@@ -322,15 +327,9 @@ Test(agent, sleeps_after_a_callback_that_called, .timeout = 60) {
 
 Test(agent, destroyed_in_the_middle, .timeout = 60) {
     side_t ctx, gen;
-    char ticket[KVF_TICKET_BYTES];
     side_open(&ctx, "ctx", "host", false);
     side_open(&gen, "gen", "host", false);
-    side_start(&ctx);
-    side_start(&gen);
-    side_take(&ctx, true);
-    side_take(&gen, false);
-    offer(&ctx, ticket);
-    (void)fetch(&gen, ticket, 10000000);
+    begin(&ctx, &gen, 10000000);
     cr_expect_eq(kvf_agent_destroy(ctx.agent), KVF_OK);
     wait_released(&ctx);
     wait_released(&gen);
