@@ -10,15 +10,10 @@
  */
 
 #include "kernels/attention.h"
+#include "kernels/device.h"
 
 #include <math.h>
 #include <string.h>
-
-#ifdef __CUDACC__
-#define KVF_DEVICE __host__ __device__
-#else
-#define KVF_DEVICE
-#endif
 
 /** Sums that run side by side: one alone would wait for each of its additions, and a compiler must
  * not reorder them by itself. */

@@ -3,7 +3,7 @@
 """Checks that includes respect the layers and that every header compiles alone.
 
     tests/layers.py                                  who includes whom
-    tests/layers.py --cc CC [--cxx CXX] [-- FLAGS]   and whether every header compiles
+    tests/layers.py --cc CC [--cxx CXX] [--cuda] [-- FLAGS]  and whether every header compiles
     tests/layers.py --self-test                      every rule finds a planted violation
 """
 import argparse
@@ -16,7 +16,8 @@ import sys
 import tempfile
 
 # What each room may include, by prefix; the longest matching room counts. Siblings do not include
-# one another but for the plain structs of layout.h and the chunk header that movers send.
+# one another but for the plain structs of layout.h, the chunk header that movers send, and what
+# translates the codes of the CUDA runtime.
 FLOOR = ["kvmgr/base/"]
 CORE = ["kvmgr/", "proto/", "kernels/"]
 ROOMS = {
@@ -26,7 +27,7 @@ ROOMS = {
     "kernels/": FLOOR + ["kernels/", "kvmgr/layout.h"],
     "transceiver/mem/": ["kvmgr/", "kernels/", "transceiver/mem/"],
     "transceiver/mover/": ["kvmgr/", "kernels/", "proto/chunk.h", "proto/types.h",
-                           "transceiver/mover/"],
+                           "transceiver/mem/cuda_status.h", "transceiver/mover/"],
     "transceiver/control/": CORE + ["transceiver/control/"],
     "transceiver/": CORE + ["transceiver/"],
     "tools/": CORE + ["transceiver/", "tools/"],
@@ -89,8 +90,8 @@ def include_violations(root):
     return found
 
 
-def header_violations(root, cc, cxx, flags):
-    """One text per header that does not compile alone."""
+def header_violations(root, cc, cxx, flags, cuda):
+    """One text per header that does not compile alone; those that need CUDA only where it is."""
     def compile_one(job):
         header, command = job
         command = command + flags + ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{root}"]
@@ -102,6 +103,8 @@ def header_violations(root, cc, cxx, flags):
 
     public = "transceiver/kvferry.h"
     jobs = [(h, [cc, "-std=gnu17", "-x", "c"]) for h in sources(root) if h.endswith(".h")]
+    if not cuda:
+        jobs = [job for job in jobs if "#include <cuda" not in (root / job[0]).read_text("utf-8")]
     if (root / public).exists():
         jobs += [(public, [cc, "-std=c11", "-pedantic", "-x", "c"]),
                  (public, [cxx, "-std=c++17", "-pedantic", "-x", "c++"])]
@@ -131,6 +134,8 @@ PLANTED = [
     ("transceiver/mover/c.c", '#include "transceiver/control/control.h"', True),
     ("transceiver/mover/d.c", "#include <cuda_runtime.h>", True),
     ("transceiver/mover/cuda.c", "#include <cuda_runtime.h>", False),
+    ("transceiver/mover/cuda.c", '#include "transceiver/mem/cuda_status.h"', False),
+    ("transceiver/mover/cuda.c", '#include "transceiver/mem/cuda.h"', True),
     ("transceiver/mover/e.c", "#include <nccl.h>", True),
     ("transceiver/control/a.c", '#include "transceiver/agent.h"', True),
     ("transceiver/control/b.c", "#include <uv.h>", False),
@@ -168,7 +173,7 @@ def self_test(cc, cxx):
             file = pathlib.Path(folder, "transceiver/kvferry.h")
             file.parent.mkdir()
             file.write_text(text + "\n", encoding="utf-8")
-            if bool(header_violations(pathlib.Path(folder), cc, cxx, [])) != bad:
+            if bool(header_violations(pathlib.Path(folder), cc, cxx, [], False)) != bad:
                 failures.append(f"header with {text!r}: violation expected: {bad}")
     return failures
 
@@ -178,6 +183,7 @@ def main():
                                      formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cc")
     parser.add_argument("--cxx", default="c++")
+    parser.add_argument("--cuda", action="store_true", help="headers of CUDA are there")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("flags", nargs="*", help="compiler flags, after --")
     options = parser.parse_args()
@@ -188,7 +194,7 @@ def main():
     else:
         found = include_violations(root)
         if options.cc:
-            found += header_violations(root, options.cc, options.cxx, options.flags)
+            found += header_violations(root, options.cc, options.cxx, options.flags, options.cuda)
     for text in found:
         print(text)
     sys.exit(1 if found else 0)

@@ -44,15 +44,18 @@ static const kvf_key_t keys[] = {
      "same number",
      0, KVF_PRESET_MAX_DRAFT_LAYERS, NULL, NULL, AT(draft_layers)},
     {"pool.memory", KVF_KEY_CHOICE, "shm", NULL, "kind of memory of the pages", 0, 0,
-     LIST("host", "shm", "cuda"), LIST("host", "shm"), AT(memory)},
+     LIST("host", "shm", "cuda"), NULL, AT(memory)},
     {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL,
      "all pages together; shared by the layer groups; nodes on one machine need memory for the sum",
      4 * KIB, KIB *KIB *GIB, NULL, NULL, AT(pool_bytes)},
     {"mover.kind", KVF_KEY_CHOICE, "auto", NULL,
      "what carries the bytes; mapped: a decode node copies from the pools of a prefill node on its "
-     "own machine, both of shm; auto: mapped where that is possible, else ucx; the decode node's "
-     "setting counts, but a prefill node of kind ucx lends nothing",
-     0, 0, LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx"), AT(mover)},
+     "own machine, both of shm; cuda: its device does, both of cuda; auto: one of these where that "
+     "is possible, else ucx; the decode node's setting counts, but a prefill node of kind ucx "
+     "lends "
+     "nothing",
+     0, 0, LIST("auto", "mapped", "ucx", "cuda", "nccl"), LIST("auto", "mapped", "ucx", "cuda"),
+     AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",

@@ -66,10 +66,10 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
         return kvf_fail(detail, KVF_ERR_INVALID, "layout is missing");
     }
     if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0 &&
-        strcmp(config->mover, KVF_MAPPED) != 0) {
-        bool later = strcmp(config->mover, "cuda") == 0 || strcmp(config->mover, "nccl") == 0;
+        strcmp(config->mover, KVF_MAPPED) != 0 && strcmp(config->mover, KVF_CUDA) != 0) {
+        bool later = strcmp(config->mover, "nccl") == 0;
         return kvf_fail(detail, later ? KVF_ERR_UNSUPPORTED : KVF_ERR_INVALID,
-                        "mover %.32s: this version has auto, mapped and ucx", config->mover);
+                        "mover %.32s: this version has auto, mapped, ucx and cuda", config->mover);
     }
     if (config->mover_threads > 64) {
         return kvf_fail(detail, KVF_ERR_INVALID, "mover_threads is %" PRIu32 ", must be 0 to 64",
@@ -110,9 +110,12 @@ static void agent_free(kvf_agent_t *agent) {
     for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
         if (agent->pools[g].agent != NULL) {
             kvf_pages_destroy(agent->pools[g].pages);
-            agent->pools[g].mem.kind->free(&agent->pools[g].mem);
+            if (!agent->pools[g].attached) {
+                agent->pools[g].mem.kind->free(&agent->pools[g].mem);
+            }
         }
     }
+    kvf_cuda_close(agent->cuda);
     kvf_ucx_destroy(agent->ucx);
     for (size_t i = 0; agent->peers != NULL && i < agent->config.n_peers; i++) {
         kvf_free(alloc, agent->peers[i]);
@@ -210,6 +213,15 @@ static kvf_status_t start(kvf_agent_t *agent, bool threaded, kvf_detail_t *detai
                             "layer group %s has no pool; call kvf_pool_create() first",
                             agent->layout.groups[g].name);
         }
+    }
+    const char *mover = agent->config.mover,
+               *not_ours = agent->cuda == NULL ? KVF_CUDA : KVF_MAPPED;
+    if (strcmp(mover, not_ours) == 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "mover %s is for pools of kind %s, and these are of kind %s: take mover "
+                        "auto",
+                        mover, agent->cuda == NULL ? "cuda" : "shm",
+                        agent->pools[0].mem.kind->name);
     }
     return kvf_loop_create(agent, threaded, &agent->loop, detail);
 }

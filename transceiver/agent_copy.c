@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the agent does with bytes itself: digests, and copies from pools of peers that are mapped
  * here. Short jobs are done on the agent's thread, long ones by the crew. */
+#include "transceiver/agent_copy.h"
 #include "kernels/copy.h"
 #include "kernels/digest.h"
 #include "kvmgr/base/size.h"
-#include "transceiver/agent_impl.h"
 #include "transceiver/mem/mem.h"
 
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,28 +24,20 @@
 
 #define AUTO_THREADS 4
 
-struct kvf_copier {
-    kvf_agent_t *agent;
-    kvf_crew_t *crew;
-    kvf_mapped_t *mapped; /* NULL: nobody maps our pools, and we nobody's */
-    bool mapped_ready;    /* its descriptor was readable */
-    kvf_job_t *short_first, *short_last;
-    uint64_t n_posted; /* jobs that the crew has */
-};
-
 /* ---- jobs ---- */
 
-static uint8_t *page_at(const kvf_agent_t *agent, uint32_t group_idx, int32_t slot, uint64_t off) {
-    return (uint8_t *)kvf_pool_page(&agent->pools[group_idx], slot) + off;
+uint8_t *kvf_copier_page(const kvf_copier_t *copier, uint32_t group_idx, int32_t slot,
+                         uint64_t off) {
+    return (uint8_t *)kvf_pool_page(&copier->agent->pools[group_idx], slot) + off;
 }
 
 static void run_verify(kvf_job_t *job) {
     kvf_verify_t *verify = (kvf_verify_t *)job;
     const kvf_copier_t *copier = job->ctx;
     const kvf_agent_t *agent = copier->agent;
-    for (uint32_t i = 0; i < verify->n_items && !verify->failed; i++) {
+    for (uint32_t i = 0; i < verify->n_items && verify->status == KVF_OK; i++) {
         kvf_verify_item_t *item = &verify->items[i];
-        uint8_t *at = page_at(agent, item->group_idx, item->slot, item->offset);
+        uint8_t *at = kvf_copier_page(copier, item->group_idx, item->slot, item->offset);
         if (verify->source == NULL) {
             item->digest = !verify->digests       ? 0
                            : item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
@@ -72,9 +65,24 @@ static void run_window(kvf_job_t *job) {
     }
 }
 
-static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *job),
-                 uint64_t bytes) {
+static void verify_done(kvf_job_t *job) {
+    kvf_verify_t *verify = (kvf_verify_t *)job;
+    const kvf_copier_t *copier = job->ctx;
+    if (verify->source != NULL) {
+        kvf_mapped_unuse(verify->source);
+    }
+    kvf_core_verified(copier->agent->core, verify);
+}
+
+static void window_done(kvf_job_t *job) {
+    const kvf_copier_t *copier = job->ctx;
+    kvf_core_moved(copier->agent->core, (kvf_window_t *)job, KVF_OK);
+}
+
+void kvf_copier_have_done(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *job),
+                          void (*done)(kvf_job_t *job), uint64_t bytes) {
     job->run = run;
+    job->done = done;
     job->ctx = copier;
     job->bytes = bytes;
     if (bytes > SHORT_BYTES) {
@@ -88,54 +96,70 @@ static void post(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *jo
 }
 
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
-    verify->source = verify->peer == 0 ? NULL : kvf_mapped_use(copier->mapped, verify->peer);
-    verify->failed = verify->peer != 0 && verify->source == NULL;
     verify->job.later = verify->n_before >= FIRST_JOBS;
-    post(copier, &verify->job, run_verify,
-         verify->digests || verify->source != NULL ? verify->bytes : 0);
+    if (copier->device != NULL) {
+        kvf_device_verify(copier, verify);
+        return;
+    }
+    verify->source = verify->peer == 0 ? NULL : kvf_mapped_use(copier->mapped, verify->peer);
+    verify->status = verify->peer != 0 && verify->source == NULL ? KVF_ERR_PEER_LOST : KVF_OK;
+    kvf_copier_have_done(copier, &verify->job, run_verify, verify_done,
+                         verify->digests || verify->source != NULL ? verify->bytes : 0);
 }
 
 void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
     window->job.later = false;
-    post(copier, &window->job, run_window, window->digests ? window->bytes : 0);
-}
-
-static void done(kvf_copier_t *copier, kvf_job_t *job) {
-    kvf_core_t *core = copier->agent->core;
-    if (job->run == run_window) {
-        kvf_core_moved(core, (kvf_window_t *)job, KVF_OK);
+    if (copier->device != NULL) {
+        kvf_device_digest(copier, window);
         return;
     }
-    kvf_verify_t *verify = (kvf_verify_t *)job;
-    if (verify->source != NULL) {
-        kvf_mapped_unuse(verify->source);
+    kvf_copier_have_done(copier, &window->job, run_window, window_done,
+                         window->digests ? window->bytes : 0);
+}
+
+kvf_status_t kvf_copier_post(kvf_copier_t *copier, kvf_window_t *window) {
+    return copier->device != NULL ? kvf_device_post(copier, window)
+                                  : copier->mover->ops->post(copier->mover, window);
+}
+
+void kvf_copier_moved(kvf_copier_t *copier, kvf_window_t *window, kvf_status_t status) {
+    if (copier->device != NULL) {
+        kvf_device_moved(copier, window);
     }
-    kvf_core_verified(core, verify);
+    kvf_core_moved(copier->agent->core, window, status);
+}
+
+/* Take back what the crew has done. @return How many jobs. */
+static unsigned take_back(kvf_copier_t *copier) {
+    unsigned n = 0;
+    for (kvf_job_t *job = kvf_crew_take(copier->crew), *next; job != NULL; job = next, n++) {
+        next = job->next;
+        copier->n_posted--;
+        job->done(job);
+    }
+    return n;
 }
 
 unsigned kvf_copier_progress(kvf_copier_t *copier) {
     unsigned n = copier->mapped_ready ? kvf_mapped_progress(copier->mapped) : 0;
     uint64_t bytes = 0;
     copier->mapped_ready = false; /* what is left makes it readable again */
-    for (kvf_job_t *job = kvf_crew_take(copier->crew), *next; job != NULL; job = next, n++) {
-        next = job->next;
-        copier->n_posted--;
-        done(copier, job);
-    }
+    n += take_back(copier);
+    n += copier->device == NULL ? 0 : kvf_device_progress(copier);
     while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
         kvf_job_t *job = copier->short_first;
         copier->short_first = job->next;
         copier->short_last = copier->short_first == NULL ? NULL : copier->short_last;
         job->run(job);
         bytes += SHORT_BYTES;
-        done(copier, job);
+        job->done(job);
         n++;
     }
     kvf_job_t *help = n > 0 ? NULL : kvf_crew_help(copier->crew, HELP_BYTES);
     if (help != NULL) {
         help->run(help);
         copier->n_posted--;
-        done(copier, help);
+        help->done(help);
         n++;
     }
     return n;
@@ -166,7 +190,12 @@ static void on_returned(void *ctx, uint64_t peer) {
 }
 
 static void on_mapped(void *ctx, uint64_t peer, kvf_status_t status, const char *why) {
-    kvf_core_mapped(((kvf_copier_t *)ctx)->agent->core, peer, status, why);
+    kvf_copier_t *copier = ctx;
+    if (copier->device != NULL && status == KVF_OK) {
+        kvf_device_mapped(copier, peer);
+    } else {
+        kvf_core_mapped(copier->agent->core, peer, status, why);
+    }
 }
 
 kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *address, size_t bytes,
@@ -182,11 +211,31 @@ kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *add
 }
 
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer) {
-    kvf_mapped_unmap(copier->mapped, peer);
+    if (copier->device != NULL) {
+        kvf_device_unmap(copier, peer);
+    } else {
+        kvf_mapped_unmap(copier->mapped, peer);
+    }
 }
 
 int kvf_copier_fd(const kvf_copier_t *copier) {
     return copier->mapped == NULL ? -1 : kvf_mapped_fd(copier->mapped);
+}
+
+/* The descriptors of our pools, for peers. */
+static kvf_status_t export_pools(const kvf_agent_t *agent, kvf_mapped_pool_t *pools,
+                                 kvf_detail_t *detail) {
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        pools[g] = (kvf_mapped_pool_t){.fd = kvf_mem_shm_fd(&agent->pools[g].mem),
+                                       .bytes = agent->pools[g].mem.bytes};
+        if (pools[g].fd < 0) {
+            return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                            "the pool of group %s is not shared memory: mover mapped needs pools "
+                            "of kind shm",
+                            agent->layout.groups[g].name);
+        }
+    }
+    return KVF_OK;
 }
 
 /* Offer our pools to peers on this machine, if all of them can be mapped. */
@@ -195,27 +244,22 @@ static kvf_status_t offer_pools(kvf_copier_t *copier, kvf_detail_t *detail) {
     const kvf_mapped_events_t events = {on_lend, on_returned, on_mapped, copier};
     kvf_mapped_pool_t pools[KVF_MAX_GROUPS];
     uint8_t address[KVF_MAPPED_ADDRESS_BYTES];
-    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
-        pools[g] =
-            (kvf_mapped_pool_t){kvf_mem_shm_fd(&agent->pools[g].mem), agent->pools[g].mem.bytes};
-        if (pools[g].fd < 0) {
-            return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                            "the pool of group %s is not shared memory: mover mapped needs pools "
-                            "of kind shm",
-                            agent->layout.groups[g].name);
-        }
+    kvf_status_t status = copier->device != NULL ? kvf_device_export(copier, pools, detail)
+                                                 : export_pools(agent, pools, detail);
+    if (status != KVF_OK) {
+        return status;
     }
-    kvf_status_t status = kvf_mapped_create(agent->alloc, pools, agent->layout.n_groups,
-                                            kvf_core_incarnation(agent->core)->bytes, &events,
-                                            &copier->mapped, detail);
+    status = kvf_mapped_create(agent->alloc, pools, agent->layout.n_groups,
+                               kvf_core_incarnation(agent->core)->bytes, &events, &copier->mapped,
+                               detail);
     return status != KVF_OK
                ? status
                : kvf_core_set_mapped_address(agent->core, address,
                                              kvf_mapped_address(copier->mapped, address));
 }
 
-kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void *ctx,
-                               kvf_copier_t **copier_p, kvf_detail_t *detail) {
+kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wake)(void *ctx),
+                               void *ctx, kvf_copier_t **copier_p, kvf_detail_t *detail) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = agent->config.mover_threads;
     kvf_detail_t why = {""};
@@ -227,27 +271,44 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
     }
     copier->agent = agent;
+    copier->mover = mover;
     kvf_status_t status = kvf_crew_create(agent->alloc, n, wake, ctx, &copier->crew);
     if (status != KVF_OK) {
         kvf_free(agent->alloc, copier);
         return kvf_fail(detail, status, "no memory for %u mover threads", n);
     }
+    status = agent->cuda == NULL ? KVF_OK : kvf_device_create(copier, n, detail);
+    if (status != KVF_OK) {
+        kvf_copier_destroy(copier);
+        return status;
+    }
     status = strcmp(agent->config.mover, "ucx") == 0 ? KVF_OK : offer_pools(copier, &why);
-    if (status != KVF_OK && strcmp(agent->config.mover, KVF_MAPPED) == 0) {
+    const char *name = agent->cuda != NULL ? KVF_CUDA : KVF_MAPPED;
+    if (status != KVF_OK && strcmp(agent->config.mover, name) == 0) {
         kvf_copier_destroy(copier);
         return kvf_fail(detail, status, "%s", why.text);
     }
-    if (status != KVF_OK && status != KVF_ERR_UNSUPPORTED) {
-        kvf_log(&agent->log, KVF_LOG_WARN, "mover mapped is not available: %s", why.text);
+    if (status != KVF_OK && (status != KVF_ERR_UNSUPPORTED || agent->cuda != NULL)) {
+        kvf_log(&agent->log, KVF_LOG_WARN, "mover %s is not available, so all goes through %s: %s",
+                name, mover->ops->name, why.text);
     }
-    kvf_log(&agent->log, KVF_LOG_INFO, "%u threads copy and digest, by %s", n, kvf_copy_name());
+    kvf_log(&agent->log, KVF_LOG_INFO, "%u threads copy and digest, by %s", n,
+            agent->cuda != NULL ? kvf_cuda_name(agent->cuda) : kvf_copy_name());
     *copier_p = copier;
     return KVF_OK;
 }
 
 void kvf_copier_destroy(kvf_copier_t *copier) {
     if (copier != NULL) {
+        while (copier->n_posted > 0) { /* pools of peers that are opened, or closed */
+            if (take_back(copier) == 0) {
+                (void)sched_yield();
+            }
+        }
         kvf_crew_destroy(copier->crew);
+        if (copier->device != NULL) {
+            kvf_device_destroy(copier);
+        }
         kvf_mapped_destroy(copier->mapped);
         kvf_free(copier->agent->alloc, copier);
     }

@@ -5,12 +5,13 @@
 /**
  * @file
  * The agent from inside: agent.c and agent_pool.c (the public functions), agent_loop.c (the thread
- * that drives the core), agent_copy.c (what that thread and its helpers do with bytes). Tests may
- * include it to put a decorator around the mover.
+ * that drives the core), agent_copy.c and agent_device.c (what that thread and its helpers do with
+ * bytes). Tests may include it to put a decorator around the mover.
  */
 
 #include "kvmgr/base/mem.h"
 #include "transceiver/core.h"
+#include "transceiver/mem/cuda.h"
 #include "transceiver/mover/mapped.h"
 #include "transceiver/mover/ucx.h"
 
@@ -21,6 +22,7 @@ struct kvf_pool {
     kvf_agent_t *agent;
     uint32_t group_idx;
     kvf_mem_t mem;
+    bool attached; /**< the memory is the caller's */
     kvf_pages_t *pages;
     uint64_t page_bytes;
     int64_t n_pages;
@@ -36,6 +38,7 @@ struct kvf_agent {
     char *strings[5]; /**< those copies */
     const char **peers;
     kvf_ucx_t *ucx;
+    kvf_cuda_t *cuda;                 /**< the device of all pools; NULL: they are the CPU's */
     kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
     kvf_core_t *core;
     kvf_loop_t *loop; /**< NULL until started */
@@ -80,13 +83,21 @@ bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us);
  * Start the threads that copy and digest; and, unless the mover is ucx, offer the pools to peers on
  * this machine. The core is there.
  *
- * @param wake  Called on any thread when kvf_copier_progress() has work.
- * @return KVF_OK; KVF_ERR_NO_MEMORY; if the mover is mapped KVF_ERR_UNSUPPORTED or KVF_ERR_IO, too.
+ * @param mover  What carries the windows of kvf_copier_post(). Outlives nothing: no window is with
+ * it when it is destroyed.
+ * @param wake   Called on any thread when kvf_copier_progress() has work.
+ * @return KVF_OK; KVF_ERR_NO_MEMORY; if the mover is mapped or cuda KVF_ERR_UNSUPPORTED or
+ * KVF_ERR_IO, too.
  */
-KVF_CHECK kvf_status_t kvf_copier_create(kvf_agent_t *agent, void (*wake)(void *ctx), void *ctx,
+KVF_CHECK kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover,
+                                         void (*wake)(void *ctx), void *ctx,
                                          kvf_copier_t **copier_p, kvf_detail_t *detail);
 /** Nothing is with it. Before the core. NULL is allowed. */
 void kvf_copier_destroy(kvf_copier_t *copier);
+/** The core's action post, and what the mover says in the end: windows of pages that the CPU does
+ * not reach are gathered before they are carried. */
+KVF_CHECK kvf_status_t kvf_copier_post(kvf_copier_t *copier, kvf_window_t *window);
+void kvf_copier_moved(kvf_copier_t *copier, kvf_window_t *window, kvf_status_t status);
 /** The core's actions verify, digest, map and unmap. */
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify);
 void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window);

@@ -87,8 +87,7 @@ static void do_mover_disconnect(void *ctx, uint64_t peer) {
 }
 
 static kvf_status_t do_post(void *ctx, kvf_window_t *window) {
-    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
-    return mover->ops->post(mover, window);
+    return kvf_copier_post(((kvf_loop_t *)ctx)->copier, window);
 }
 
 static kvf_status_t do_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
@@ -138,20 +137,21 @@ static void on_closed(void *ctx, uint64_t conn, const char *why) {
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     kvf_loop_t *loop = ctx;
     kvf_core_t *core = loop->agent->core;
-    uint64_t *leaves;
-    if (kvf_core_grant_check(core, chunk, &leaves) == KVF_OK) {
+    kvf_landing_t landing;
+    if (kvf_core_grant_check(core, chunk, &landing) == KVF_OK) {
         uint8_t *page = kvf_pool_page(&loop->agent->pools[chunk->group_idx], chunk->slot);
-        if (leaves != NULL) {
-            kvf_copy_leaves(page + chunk->offset, data, chunk->bytes, leaves);
+        uint8_t *at = landing.at != NULL ? landing.at : page + chunk->offset;
+        if (landing.leaves != NULL) {
+            kvf_copy_leaves(at, data, chunk->bytes, landing.leaves);
         } else {
-            memcpy(page + chunk->offset, data, chunk->bytes);
+            memcpy(at, data, chunk->bytes);
         }
         kvf_core_landed(core, chunk);
     }
 }
 
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
-    kvf_core_moved(((kvf_loop_t *)ctx)->agent->core, window, status);
+    kvf_copier_moved(((kvf_loop_t *)ctx)->copier, window, status);
 }
 
 static void on_broken(void *ctx, uint64_t peer, const char *why) {
@@ -351,7 +351,8 @@ static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
                 do_unmap, do_digest, do_page, do_verify, loop},
         .mover_name = loop->mover->ops->name,
         .mover_checked = loop->mover->ops->checked,
-        .hashes_leaves = true,
+        .mapped_name = agent->cuda != NULL ? KVF_CUDA : KVF_MAPPED,
+        .hashes_leaves = agent->cuda == NULL, /* else the device hashes what it stores */
     };
     uint8_t address[MAX_MOVER_ADDRESS_BYTES];
     size_t address_bytes;
@@ -415,7 +416,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
-    status = kvf_copier_create(agent, wake_up, loop, &loop->copier, detail);
+    status = kvf_copier_create(agent, loop->mover, wake_up, loop, &loop->copier, detail);
     if (status != KVF_OK) {
         goto err_close;
     }

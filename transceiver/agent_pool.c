@@ -6,12 +6,63 @@
 #include "transceiver/mem/mem.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
-kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kvf_pool_t **pool_p,
-                             kvf_detail_t *detail) {
-    const kvf_mem_kind_t *kind = NULL;
-    uint64_t bytes;
+/* The device of "cuda" or "cuda:N"; all pools of an agent have one. */
+static kvf_status_t open_device(kvf_agent_t *agent, const char *memory, kvf_detail_t *detail) {
+    int number = -1, end = 0;
+    if (strcmp(memory, "cuda") != 0 &&
+        (sscanf(memory, "cuda:%4d%n", &number, &end) != 1 || memory[end] != '\0' || number < 0)) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "memory %.32s: write cuda, or cuda:N with the device's number", memory);
+    }
+    if (agent->cuda == NULL) {
+        return kvf_cuda_open(agent->alloc, number, &agent->cuda, detail);
+    }
+    if (number >= 0 && number != kvf_cuda_number(agent->cuda)) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "memory %.32s: another pool of this agent is on device %d; make an agent "
+                        "for each device",
+                        memory, kvf_cuda_number(agent->cuda));
+    }
+    return KVF_OK;
+}
+
+/* The row for a kind of memory. */
+static kvf_status_t find_kind(kvf_agent_t *agent, const char *memory, const kvf_mem_kind_t **kind_p,
+                              kvf_detail_t *detail) {
+    bool on_device = memory != NULL && strncmp(memory, "cuda", 4) == 0, others = false;
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        const kvf_pool_t *pool = &agent->pools[g];
+        others |= pool->agent != NULL && (pool->mem.kind->type == KVF_MEM_CUDA) != on_device;
+    }
+    if (others) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "pools of an agent are all on a device, or all in the CPU's memory");
+    }
+    if (on_device) {
+        kvf_status_t status = open_device(agent, memory, detail);
+        if (status == KVF_OK) {
+            *kind_p = kvf_cuda_kind(agent->cuda);
+        }
+        return status;
+    }
+    if (memory != NULL && strcmp(memory, "host") == 0) {
+        *kind_p = kvf_mem_host();
+    } else if (memory != NULL && strcmp(memory, "shm") == 0) {
+        *kind_p = kvf_mem_shm();
+    } else {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "memory %.32s: this version has host, shm and cuda",
+                        memory == NULL ? "(none)" : memory);
+    }
+    return KVF_OK;
+}
+
+/* Check what is to become a pool. */
+static kvf_status_t check_desc(const kvf_agent_t *agent, const kvf_pool_desc_t *desc,
+                               uint64_t *bytes_p, kvf_detail_t *detail) {
     if (agent->loop != NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "pools are made before the agent is started");
     }
@@ -20,30 +71,57 @@ kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kv
                         "group_idx %" PRIu32 ": the layout has %" PRIu32 " layer groups",
                         desc->group_idx, agent->layout.n_groups);
     }
-    if (agent->pools[desc->group_idx].agent != NULL) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "group %s has a pool already",
-                        agent->layout.groups[desc->group_idx].name);
-    }
     const kvf_layer_group_t *group = &agent->layout.groups[desc->group_idx];
+    if (agent->pools[desc->group_idx].agent != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "group %s has a pool already", group->name);
+    }
     if (desc->n_pages < 1 || desc->n_pages > INT32_MAX) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "group %s: n_pages is %" PRId64 ", must be 1 to 2^31-1", group->name,
                         desc->n_pages);
     }
-    if (desc->memory != NULL && strcmp(desc->memory, "host") == 0) {
-        kind = kvf_mem_host();
-    } else if (desc->memory != NULL && strcmp(desc->memory, "shm") == 0) {
-        kind = kvf_mem_shm();
-    } else {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED, "memory %.32s: this version has host and shm",
-                        desc->memory == NULL ? "(none)" : desc->memory);
-    }
-    kvf_status_t status =
-        kvf_mul_u64((uint64_t)desc->n_pages, kvf_group_block_bytes(group), &bytes);
-    if (status != KVF_OK) {
+    if (kvf_mul_u64((uint64_t)desc->n_pages, kvf_group_block_bytes(group), bytes_p) != KVF_OK) {
         return kvf_fail(detail, KVF_ERR_TOO_LARGE,
                         "group %s: %" PRId64 " pages do not fit an address space", group->name,
                         desc->n_pages);
+    }
+    return KVF_OK;
+}
+
+/* The memory of a pool: new, or the caller's. */
+static kvf_status_t take_memory(const kvf_agent_t *agent, const kvf_mem_kind_t *kind, void *base,
+                                uint64_t bytes, kvf_mem_t *mem_p, kvf_detail_t *detail) {
+    if (base == NULL) {
+        return kind->alloc(kind, bytes, mem_p, detail);
+    }
+    if (kind->type == KVF_MEM_CUDA) {
+        return kvf_cuda_attach(agent->cuda, base, bytes, mem_p, detail);
+    }
+    if (kind->type != KVF_MEM_HOST) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "memory %s cannot be attached: host and cuda can", kind->name);
+    }
+    *mem_p = (kvf_mem_t){base, bytes, kind, NULL};
+    return KVF_OK;
+}
+
+static kvf_status_t make_pool(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
+                              kvf_pool_t **pool_p, kvf_detail_t *detail) {
+    const kvf_mem_kind_t *kind = NULL;
+    uint64_t bytes = 0;
+    kvf_status_t status = check_desc(agent, desc, &bytes, detail);
+    if (status == KVF_OK) {
+        status = find_kind(agent, desc->memory, &kind, detail);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    const kvf_layer_group_t *group = &agent->layout.groups[desc->group_idx];
+    uint64_t page_bytes = kvf_group_block_bytes(group);
+    if (kind->type == KVF_MEM_CUDA && page_bytes > UINT64_C(1) << 31) {
+        return kvf_fail(detail, KVF_ERR_TOO_LARGE,
+                        "group %s: a page of %" PRIu64 " bytes; on a device it has at most 2 GiB",
+                        group->name, page_bytes);
     }
     kvf_pool_t *pool = &agent->pools[desc->group_idx];
     status = kvf_pages_create(agent->alloc, desc->n_pages, &pool->pages);
@@ -51,17 +129,60 @@ kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kv
         return kvf_fail(detail, status, "no memory for the records of %" PRId64 " pages",
                         desc->n_pages);
     }
-    status = kind->alloc(kind, bytes, &pool->mem, detail);
+    status = take_memory(agent, kind, base, bytes, &pool->mem, detail);
     if (status != KVF_OK) {
         kvf_pages_destroy(pool->pages);
         return status;
     }
     pool->agent = agent;
     pool->group_idx = desc->group_idx;
-    pool->page_bytes = kvf_group_block_bytes(group);
+    pool->attached = base != NULL;
+    pool->page_bytes = page_bytes;
     pool->n_pages = desc->n_pages;
     *pool_p = pool;
     return KVF_OK;
+}
+
+kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kvf_pool_t **pool_p,
+                             kvf_detail_t *detail) {
+    return make_pool(agent, desc, NULL, pool_p, detail);
+}
+
+kvf_status_t kvf_pool_attach(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
+                             kvf_pool_t **pool_p, kvf_detail_t *detail) {
+    if (base == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "no memory to attach; see kvf_pool_create()");
+    }
+    return make_pool(agent, desc, base, pool_p, detail);
+}
+
+/* Where bytes of a page are in the pool's memory. */
+static kvf_status_t find_bytes(const kvf_pool_t *pool, int32_t slot, uint64_t offset,
+                               uint64_t bytes, uint64_t *off_p, kvf_detail_t *detail) {
+    if (slot < 0 || slot >= pool->n_pages || bytes == 0 ||
+        !kvf_range_ok(offset, bytes, pool->page_bytes)) {
+        return kvf_fail(detail, KVF_ERR_RANGE,
+                        "slot %" PRId32 ", bytes %" PRIu64 " to %" PRIu64 ": the pool has %" PRId64
+                        " pages of %" PRIu64 " bytes",
+                        slot, offset, offset + bytes, pool->n_pages, pool->page_bytes);
+    }
+    *off_p = (uint64_t)slot * pool->page_bytes + offset;
+    return KVF_OK;
+}
+
+kvf_status_t kvf_pool_write(kvf_pool_t *pool, int32_t slot, uint64_t offset, const void *src,
+                            uint64_t bytes, kvf_detail_t *detail) {
+    uint64_t off = 0;
+    kvf_status_t status = find_bytes(pool, slot, offset, bytes, &off, detail);
+    return status != KVF_OK ? status
+                            : pool->mem.kind->write(&pool->mem, off, src, bytes, NULL, detail);
+}
+
+kvf_status_t kvf_pool_read(const kvf_pool_t *pool, int32_t slot, uint64_t offset, void *dst,
+                           uint64_t bytes, kvf_detail_t *detail) {
+    uint64_t off = 0;
+    kvf_status_t status = find_bytes(pool, slot, offset, bytes, &off, detail);
+    return status != KVF_OK ? status : pool->mem.kind->read(&pool->mem, off, dst, bytes, detail);
 }
 
 void *kvf_pool_page(const kvf_pool_t *pool, int32_t slot) {

@@ -249,7 +249,7 @@ kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *request_id,
 /* ---- events to the caller ---- */
 
 static const char *mover_of(const kvf_op_t *op) {
-    return op->mapped ? KVF_MAPPED : op->core->config.mover_name;
+    return op->mapped ? op->core->config.mapped_name : op->core->config.mover_name;
 }
 
 static void deliver(kvf_op_t *op) {
@@ -389,6 +389,7 @@ kvf_status_t kvf_core_create(const kvf_core_config_t *config, kvf_core_t **core_
         return KVF_ERR_NO_MEMORY;
     }
     core->config = *config;
+    core->config.mapped_name = config->mapped_name == NULL ? KVF_MAPPED : config->mapped_name;
     core->agent = *config->agent;
     core->alloc = config->alloc;
     core->log = config->log;

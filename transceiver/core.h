@@ -21,8 +21,10 @@
 #include "transceiver/kvferry.h"
 #include "transceiver/mover/mover.h"
 
-/** The name of the mover by which a receiver copies from its sender's pools. */
+/** The movers by which a receiver copies from its sender's pools, which it has mapped: with the
+ * CPU, or where the pools are a device's with that. To the core they are one: `mapped`. */
 #define KVF_MAPPED "mapped"
+#define KVF_CUDA "cuda"
 
 typedef struct kvf_core kvf_core_t;
 
@@ -34,6 +36,7 @@ typedef struct kvf_verify_item {
     int32_t source_slot; /**< the peer's */
     uint64_t offset;     /**< inside both slots */
     uint64_t bytes;
+    const uint8_t *landing; /**< where the bytes landed, to be copied to the page; NULL: there */
     const uint64_t *leaves; /**< hashes of the range's leaves as they landed; NULL: not known */
     uint64_t digest; /**< out: kvf_digest() of that range as it lies, or landed, in the page */
 } kvf_verify_item_t;
@@ -42,12 +45,13 @@ typedef struct kvf_verify {
     kvf_job_t job; /**< the driver's while it has it */
     void *source;  /**< the driver's, too */
     uint64_t recv_id;
-    uint64_t peer;     /**< copy from its pools, which are mapped; 0: the bytes are there */
-    bool digests;      /**< digests are wanted */
-    bool failed;       /**< out: there is nothing to copy from any more */
-    size_t first;      /**< the receive's */
-    uint64_t bytes;    /**< that must be read */
-    uint32_t n_before; /**< others of the same receive that the driver has */
+    uint64_t peer;       /**< copy from its pools, which are mapped; 0: the bytes are there */
+    bool digests;        /**< digests are wanted */
+    kvf_status_t status; /**< out: KVF_OK; KVF_ERR_PEER_LOST (there is nothing to copy from any
+                            more); KVF_ERR_IO (a device failed) */
+    size_t first;        /**< the receive's */
+    uint64_t bytes;      /**< that must be read */
+    uint32_t n_before;   /**< others of the same receive that the driver has */
     uint32_t n_items;
     kvf_verify_item_t items[KVF_VERIFY_ITEMS];
 } kvf_verify_t;
@@ -97,6 +101,7 @@ typedef struct kvf_core_config {
     kvf_core_out_t out;
     kvf_core_region_t regions[KVF_MAX_GROUPS]; /**< one per layer group */
     const char *mover_name;                    /**< static storage */
+    const char *mapped_name;                   /**< KVF_CUDA; NULL: KVF_MAPPED */
     bool mover_checked;
     bool hashes_leaves; /**< the driver hashes what lands, where kvf_core_grant_check() says so */
 } kvf_core_config_t;
@@ -160,17 +165,23 @@ void kvf_core_bytes(kvf_core_t *core, uint64_t conn, const uint8_t *data, size_t
 void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why);
 
 /* ---- events: movers ---- */
+/** Where a chunk goes. */
+typedef struct kvf_landing {
+    uint8_t *at;      /**< NULL: into its page; else the page is memory that the CPU does not reach,
+                         and the bytes are copied there when they are verified */
+    uint64_t *leaves; /**< gets the hashes of the chunk's leaves, as kvf_copy_leaves() makes them;
+                         NULL: nobody wants them */
+} kvf_landing_t;
+
 /**
  * May this chunk be written? Checks transfer, grant, page, generation and range, and that none of
  * its bytes came before.
  *
- * @param[out] leaves_p  Where the hashes of the chunk's leaves go, as kvf_copy_leaves() makes them;
- * NULL: nobody wants them.
  * @return KVF_OK: write it, then kvf_core_landed(). Otherwise it was counted and must be dropped.
  */
 KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,
-                                            uint64_t **leaves_p);
-/** The chunk that was just checked is in its page, and the hashes of its leaves, if they were
+                                            kvf_landing_t *landing_p);
+/** The chunk that was just checked is where it goes, and the hashes of its leaves, if they were
  * wanted, are where they were to go. */
 void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk);
 void kvf_core_moved(kvf_core_t *core, kvf_window_t *window, kvf_status_t status);

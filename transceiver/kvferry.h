@@ -90,10 +90,10 @@ typedef struct kvf_agent_config {
         *peers; /**< allow-list: instances or "host:port"; with n_peers 0, whoever proves the key */
     size_t n_peers;
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
-    const char *mover; /**< mapped (peers on this machine alone, and pools of KVF_MEM_SHM) | ucx |
-                          auto: mapped where it is possible, else ucx; cuda and nccl: unsupported
-                          in this version. The receiver's counts, but a sender whose mover is ucx
-                          lends nothing */
+    const char *mover; /**< mapped (peers on this machine alone, and pools of shm) | cuda (the same,
+                          and pools of cuda) | ucx | auto: what of these is possible, ucx last;
+                          nccl: unsupported in this version. The receiver's counts, but a sender
+                          whose mover is ucx lends nothing */
     uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
                                at most 4. What comes through UCX is copied by who drives the agent
                              */
@@ -185,7 +185,8 @@ KVF_API void kvf_agent_incarnation(kvf_agent_t *agent, char hex[33]);
 
 typedef struct kvf_pool_desc {
     uint32_t group_idx; /**< index of the layer group in the layout; one pool per group */
-    const char *memory; /**< host | shm (cuda: unsupported in this version) */
+    const char *memory; /**< host | shm | cuda (the calling thread's current device) | cuda:N; all
+                           pools of an agent are on one device, or none is */
     int64_t n_pages;    /**< slots of one block of the group each; 1 .. 2^31-1 */
 } kvf_pool_desc_t;
 
@@ -193,15 +194,46 @@ typedef struct kvf_pool_desc {
  * Make a pool of zeroed memory. Only before the agent is started.
  *
  * @param[out] pool_p  Lives as long as the agent.
- * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, agent started);
- * KVF_ERR_UNSUPPORTED (memory); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY.
+ * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, kinds that do not go
+ * together, agent started); KVF_ERR_UNSUPPORTED (memory; there is no device, or no driver);
+ * KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
                                                kvf_pool_t **pool_p, kvf_detail_t *detail);
 
+/**
+ * Make a pool of memory that you have: host (peers reach it through ucx alone), or cuda, of one
+ * allocation by cudaMalloc() or a part of it. Device memory that cannot be opened by another
+ * process (CUDA IPC; from a pool of cudaMallocAsync(), say) costs a warning, and what moves to and
+ * from peers on this machine goes through the CPU's memory.
+ *
+ * @param desc  memory: host | cuda | cuda:N.
+ * @param base  n_pages slots; stays yours, and where it is until kvf_agent_destroy() has returned
+ * KVF_OK.
+ * @return As kvf_pool_create(); KVF_ERR_INVALID also when it is not memory of that device, or too
+ * short.
+ */
+KVF_API KVF_CHECK kvf_status_t kvf_pool_attach(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
+                                               void *base, kvf_pool_t **pool_p,
+                                               kvf_detail_t *detail);
+
 /** @return The memory of a slot: kvf_group_block_bytes() bytes; NULL when the slot is outside.
- * @thread any, without waiting */
+ * Where the pool is on a device, an address there. @thread any, without waiting */
 KVF_API void *kvf_pool_page(const kvf_pool_t *pool, int32_t slot);
+
+/**
+ * Copy bytes into a page, or out of it, wherever the pool is; all of it has happened on return. For
+ * programs without kernels of their own: with a device, each call waits for a copy of it.
+ *
+ * @param offset, bytes  Inside the page; bytes > 0.
+ * @return KVF_OK; KVF_ERR_RANGE (slot or bytes outside); KVF_ERR_IO (the device).
+ * @thread any, without waiting for the agent; nobody else writes these bytes
+ */
+KVF_API KVF_CHECK kvf_status_t kvf_pool_write(kvf_pool_t *pool, int32_t slot, uint64_t offset,
+                                              const void *src, uint64_t bytes,
+                                              kvf_detail_t *detail);
+KVF_API KVF_CHECK kvf_status_t kvf_pool_read(const kvf_pool_t *pool, int32_t slot, uint64_t offset,
+                                             void *dst, uint64_t bytes, kvf_detail_t *detail);
 
 /**
  * Take n free pages, all or none. They are yours until kvf_pool_release(). Their old content is
@@ -257,7 +289,7 @@ KVF_API kvf_status_t kvf_pool_evict(kvf_pool_t *pool, int64_t n, const int32_t *
 /** Pages of a pool by label; the labels add up to n_pages. */
 typedef struct kvf_pool_info {
     const char *group;  /**< the layer group's name, the agent's memory */
-    const char *memory; /**< host | shm */
+    const char *memory; /**< host | shm | cuda */
     uint64_t page_bytes;
     int64_t n_pages;
     int64_t poisoned, quarantined, writing, reading, held, cached, free;

@@ -474,7 +474,7 @@ size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap
             memcpy(info->reason, peer->reason, sizeof(info->reason));
             (void)snprintf(info->mover, sizeof(info->mover), "%s",
                            peer->map == KVF_MAP_READY || peer->n_lent > 0
-                               ? KVF_MAPPED
+                               ? core->config.mapped_name
                                : core->config.mover_name);
             kvf_incarnation_text(&peer->incarnation, info->incarnation);
         }

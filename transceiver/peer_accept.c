@@ -41,7 +41,7 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     }
     movers[0].name = (char *)(uintptr_t)core->config.mover_name;
     movers[0].address = (ProtobufCBinaryData){core->mover_address_bytes, core->mover_address};
-    movers[1].name = (char *)(uintptr_t)KVF_MAPPED;
+    movers[1].name = (char *)(uintptr_t)core->config.mapped_name;
     movers[1].address = (ProtobufCBinaryData){core->mapped_address_bytes, core->mapped_address};
     hello.instance = (char *)(uintptr_t)core->agent.instance;
     hello.incarnation = (ProtobufCBinaryData){KVF_INCARNATION_BYTES, core->incarnation.bytes};
@@ -137,8 +137,8 @@ static kvf_status_t peer_fill(kvf_peer_t *peer, const Kvf__Wire__Hello *hello) {
     kvf_core_t *core = peer->core;
     if (keep_address(core, hello, core->config.mover_name, &peer->mover_address,
                      &peer->mover_address_bytes) != KVF_OK ||
-        keep_address(core, hello, KVF_MAPPED, &peer->mapped_address, &peer->mapped_address_bytes) !=
-            KVF_OK) {
+        keep_address(core, hello, core->config.mapped_name, &peer->mapped_address,
+                     &peer->mapped_address_bytes) != KVF_OK) {
         return KVF_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < hello->n_regions; i++) {

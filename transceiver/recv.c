@@ -248,7 +248,8 @@ static void tell_request(kvf_recv_op_t *recv, Kvf__Wire__Grant **grants, size_t 
                                                             : 0;
     request.grant_key = recv->grant_key;
     request.skip_holes = recv->holes == KVF_HOLES_SKIP;
-    request.mover = (char *)(uintptr_t)(recv->op.mapped ? KVF_MAPPED : core->config.mover_name);
+    request.mover =
+        (char *)(uintptr_t)(recv->op.mapped ? core->config.mapped_name : core->config.mover_name);
     request.n_grants = n_grants;
     request.grants = grants;
     request.more = more;
@@ -308,16 +309,17 @@ static bool choose_mover(kvf_recv_op_t *recv) {
     }
     recv->op.mapped = peer->map == KVF_MAP_READY && recv->wanted_pages > 0;
     if (!recv->op.mapped && recv->wanted_pages > 0 &&
-        strcmp(recv->op.core->agent.mover, KVF_MAPPED) == 0) {
+        strcmp(recv->op.core->agent.mover, recv->op.core->config.mapped_name) == 0) {
         if (peer->map == KVF_MAP_FAILED && peer->map_again_us != KVF_NEVER) {
             kvf_recv_end(recv, KVF_ERR_PEER_LOST,
                          "the context node did not let its pools be mapped: it answered too late, "
-                         "has just ended, or runs as another user; and mover is mapped",
+                         "has just ended, or runs as another user; and mover is not auto",
                          true);
         } else {
             kvf_recv_end(recv, KVF_ERR_INCOMPATIBLE,
-                         "the context node's pools cannot be mapped, and mover is mapped; are both "
-                         "on this machine, with pools of shared memory?",
+                         "the context node's pools cannot be mapped, and mover is not auto; are "
+                         "both on this machine, with pools of shared memory (mapped), or of "
+                         "devices that reach each other (cuda)?",
                          true);
         }
         return false;
@@ -342,6 +344,24 @@ static void want_leaves(kvf_recv_op_t *recv) {
                 kvf_realloc(core->alloc, NULL, group->n, group->granules * sizeof(*group->leaves));
         }
     }
+}
+
+/* Where the CPU does not reach the pages, what comes through the mover waits for its copy in blocks
+ * of its own. @return false: no memory. */
+static bool want_landing(kvf_recv_op_t *recv) {
+    kvf_core_t *core = recv->op.core;
+    bool lands = core->config.mover_checked && !recv->op.mapped;
+    for (uint32_t g = 0; g < core->layout.n_groups && lands; g++) {
+        recv_group_t *group = &recv->groups[g];
+        if (core->config.regions[g].memory == KVF_MEM_CUDA && group->n > 0) {
+            group->landing = kvf_realloc(core->alloc, NULL, group->n,
+                                         kvf_group_block_bytes(&core->layout.groups[g]));
+            if (group->landing == NULL) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 void kvf_recv_on_peer_up(kvf_op_t *op) {
@@ -369,7 +389,8 @@ void kvf_recv_on_peer_up(kvf_op_t *op) {
         return;
     }
     grant_part_t *part = kvf_alloc(core->alloc, sizeof(*part));
-    if (part == NULL) {
+    if (part == NULL || !want_landing(recv)) {
+        kvf_free(core->alloc, part);
         kvf_recv_end(recv, KVF_ERR_NO_MEMORY, "no memory for the request", false);
         return;
     }

@@ -19,6 +19,7 @@ void kvf_recv_destroy(kvf_op_t *op) {
         kvf_free(alloc, recv->groups[g].landed);
         kvf_free(alloc, recv->groups[g].claimed);
         kvf_free(alloc, recv->groups[g].leaves);
+        kvf_free(alloc, recv->groups[g].landing);
     }
     for (uint32_t i = 0; i < recv->n_jobs; i++) {
         kvf_free(alloc, recv->jobs[i]); /* the driver has ended with them */
@@ -71,7 +72,9 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
 }
 
 void kvf_recv_settle(kvf_recv_op_t *recv) {
-    bool copying = recv->n_jobs > 0 && !(recv->op.mapped && KVF_MUTANT(free_while_copying));
+    bool careless =
+        recv->op.mapped ? KVF_MUTANT(free_while_copying) : KVF_MUTANT(free_while_storing);
+    bool copying = recv->n_jobs > 0 && !careless;
     if (copying || !recv->op.ended) {
         return;
     }

@@ -27,6 +27,7 @@ typedef struct recv_group {
     uint64_t *landed;  /* bytes are in the page */
     uint64_t *claimed; /* a commit named them */
     uint64_t *leaves;  /* hashes of the granules that landed; NULL: pages are read instead */
+    uint8_t *landing;  /* whole blocks of the CPU's, where it does not reach the pages; or NULL */
     size_t granules;   /* per entry */
     size_t sealed[KVF_MAX_GROUP_LAYERS]; /* entries whose layer was verified */
 } recv_group_t;

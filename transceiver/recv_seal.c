@@ -92,13 +92,24 @@ static uint64_t *leaves_at(const recv_group_t *group, size_t entry_idx, uint64_t
     return group->leaves == NULL ? NULL : group->leaves + entry_idx * group->granules + first;
 }
 
-kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk, uint64_t **leaves_p) {
+/* Where a byte of a block lands; NULL: in its page. */
+static uint8_t *landing_at(const kvf_recv_op_t *recv, uint32_t group_idx, size_t entry_idx,
+                           uint64_t offset) {
+    const recv_group_t *group = &recv->groups[group_idx];
+    uint64_t block = kvf_group_block_bytes(&recv->op.core->layout.groups[group_idx]);
+    return group->landing == NULL ? NULL : group->landing + entry_idx * block + offset;
+}
+
+kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,
+                                  kvf_landing_t *landing_p) {
     uint64_t first, end;
     kvf_recv_op_t *recv = chunk_recv(core, chunk);
     uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
     if (landed != NULL && (bits_all(landed, first, end, false) || KVF_MUTANT(chunk_twice))) {
         const recv_group_t *group = &recv->groups[chunk->group_idx];
-        *leaves_p = leaves_at(group, (size_t)(landed - group->landed) / group->words, first);
+        size_t entry_idx = (size_t)(landed - group->landed) / group->words;
+        *landing_p = (kvf_landing_t){landing_at(recv, chunk->group_idx, entry_idx, chunk->offset),
+                                     leaves_at(group, entry_idx, first)};
         return KVF_OK;
     }
     core->counters.refused_chunks++;
@@ -185,7 +196,7 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
     job->recv_id = recv->op.id;
     job->peer = recv->op.mapped ? recv->op.peer->number : 0;
     job->digests = core->agent.digests;
-    job->failed = false;
+    job->status = KVF_OK;
     job->first = recv->commits_first;
     job->bytes = 0;
     job->n_before = recv->n_jobs;
@@ -202,13 +213,14 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
             break;
         }
         const uint64_t *leaves = leaves_at(group, commit->entry_idx, offset / group->granule_bytes);
-        job->items[job->n_items++] =
-            (kvf_verify_item_t){.group_idx = commit->group_idx,
-                                .slot = group->entries[commit->entry_idx].slot,
-                                .source_slot = commit->source_slot,
-                                .offset = offset,
-                                .bytes = end - offset,
-                                .leaves = leaves};
+        job->items[job->n_items++] = (kvf_verify_item_t){
+            .group_idx = commit->group_idx,
+            .slot = group->entries[commit->entry_idx].slot,
+            .source_slot = commit->source_slot,
+            .offset = offset,
+            .bytes = end - offset,
+            .landing = landing_at(recv, commit->group_idx, commit->entry_idx, offset),
+            .leaves = leaves};
         job->bytes += leaves == NULL ? end - offset
                                      : (end - offset) / KVF_DIGEST_LEAF_BYTES * sizeof(*leaves);
         recv->commits_first++;
@@ -275,8 +287,11 @@ void kvf_core_verified(kvf_core_t *core, kvf_verify_t *job) {
     }
     recv->jobs[idx] = recv->jobs[--recv->n_jobs];
     core->n_verifying--;
-    if (job->failed && !recv->op.ended) {
-        kvf_recv_end(recv, KVF_ERR_PEER_LOST, "the context node's pools are not mapped any more",
+    if (job->status != KVF_OK && !recv->op.ended) {
+        bool lost = job->status == KVF_ERR_PEER_LOST;
+        kvf_recv_end(recv, job->status,
+                     lost ? "the context node's pools are not mapped any more"
+                          : "a copy on this node's device failed",
                      true);
     }
     for (uint32_t i = 0; i < job->n_items && !recv->op.ended; i++) {

@@ -81,7 +81,7 @@ static kvf_status_t start_plan(kvf_send_op_t *send, kvf_peer_t *peer,
     send->grant_key = request->grant_key;
     send->pull = request->pull;
     send->digests = !request->no_digests;
-    send->op.mapped = strcmp(request->mover, KVF_MAPPED) == 0;
+    send->op.mapped = strcmp(request->mover, peer->core->config.mapped_name) == 0;
     kvf_peer_attach(peer, &send->op);
     uint64_t timeout_us =
         request->timeout_us < MAX_TIMEOUT_US ? request->timeout_us : MAX_TIMEOUT_US;

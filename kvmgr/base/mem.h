@@ -30,7 +30,7 @@ typedef struct kvf_mem {
     void *priv; /**< the row's own */
 } kvf_mem_t;
 
-/** A row. All functions: agent thread only (host: any thread). */
+/** A row. All functions: any thread, nobody else using the same bytes. */
 typedef struct kvf_mem_kind {
     const char *name; /**< as in the configuration: host | shm | cuda | fake */
     kvf_mem_type_t type;
@@ -58,6 +58,14 @@ typedef struct kvf_mem_kind {
      */
     kvf_status_t (*write)(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
                           void *stream, kvf_detail_t *detail);
+    /**
+     * Copy bytes of the kind into memory of this process; all that was written before counts.
+     *
+     * @param off, bytes  As for write.
+     * @return KVF_OK, KVF_ERR_IO.
+     */
+    kvf_status_t (*read)(const kvf_mem_t *mem, uint64_t off, void *dst, uint64_t bytes,
+                         kvf_detail_t *detail);
 } kvf_mem_kind_t;
 
 #endif

@@ -19,6 +19,7 @@
     X(free_under_read, "a send gives its pages back while windows are still posted")               \
     X(free_under_copy, "a send gives its pages back while its receiver copies from them")          \
     X(free_while_copying, "a receive gives its pages back while it copies into them")              \
+    X(free_while_storing, "a receive gives its pages back while what landed is copied to them")    \
     X(drain_while_copying, "drained is said while copies from the sender's pools are under way")   \
     X(returned_of_one, "one mapping that is given back is taken for all")                          \
     X(keep_mapped, "the pools of a peer that is given up stay mapped")                             \

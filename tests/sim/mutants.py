@@ -22,6 +22,7 @@ NOTICED_BY = {
     "free_under_read": ("ends", 30),
     "free_under_copy": ("lent", 20),
     "free_while_copying": ("lent", 20),
+    "free_while_storing": ("ends", 100),
     "drain_while_copying": ("mapped", 100),
     "returned_of_one": ("peer_map_ends", 0),
     "keep_mapped": ("peer_map_ends", 0),

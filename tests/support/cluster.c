@@ -204,11 +204,13 @@ static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
 
 static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
     node_t *node = ctx;
-    uint64_t *leaves;
-    if (kvf_core_grant_check(node->core, chunk, &leaves) == KVF_OK) {
-        uint8_t *to = node_page(node, chunk->group_idx, chunk->slot) + chunk->offset;
-        if (leaves != NULL) {
-            kvf_copy_leaves(to, data, chunk->bytes, leaves);
+    kvf_landing_t landing;
+    if (kvf_core_grant_check(node->core, chunk, &landing) == KVF_OK) {
+        uint8_t *page = node_page(node, chunk->group_idx, chunk->slot) + chunk->offset;
+        uint8_t *to = landing.at == NULL ? page : landing.at;
+        cr_assert_eq(landing.at != NULL, node->cluster->options.device);
+        if (landing.leaves != NULL) {
+            kvf_copy_leaves(to, data, chunk->bytes, landing.leaves);
         } else {
             memcpy(to, data, chunk->bytes);
         }
@@ -521,7 +523,8 @@ static void node_start(node_t *node) {
         uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);
         cr_assert_eq(kvf_pages_create(kvf_alloc_default(), node->n_pages, &node->pages[g]), KVF_OK);
         node->memory[g] = calloc((size_t)node->n_pages, bytes);
-        config.regions[g] = (kvf_core_region_t){node->pages[g], KVF_MEM_FAKE};
+        config.regions[g] = (kvf_core_region_t){
+            node->pages[g], cluster->options.device ? KVF_MEM_CUDA : KVF_MEM_FAKE};
     }
     cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
     kvf_core_set_time(node->core, node_now(node));
@@ -593,6 +596,7 @@ cluster_t *cluster_create(const cluster_options_t *options) {
     cluster_t *cluster = calloc(1, sizeof(*cluster));
     cluster->options = *options;
     cluster->options.mapped |= getenv("KVF_TEST_MAPPED") != NULL;
+    cluster->options.device |= getenv("KVF_TEST_DEVICE") != NULL;
     cluster->mappings = mappings_create();
     cluster->now_us = 1000000;
     kvf_sim_config_t sim = {.checked = !options->one_sided,

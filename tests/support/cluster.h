@@ -47,6 +47,8 @@ typedef struct cluster_options {
     bool one_sided;       /**< the mover is not checked */
     uint64_t chunk_bytes; /**< 0 = 4096 */
     bool mapped;          /**< nodes map each other's pools; so they do under KVF_TEST_MAPPED */
+    bool device; /**< pages are a device's: what lands is copied to them when it is verified; so it
+                    is under KVF_TEST_DEVICE */
 } cluster_options_t;
 
 cluster_t *cluster_create(const cluster_options_t *options);

@@ -79,7 +79,7 @@ static inline void end_pools(end_t *end, uint8_t name) {
         for (uint64_t i = 0; i < mem->bytes; i++) {
             mem->base[i] = pool_byte(name, g, i);
         }
-        end->list[g] = (kvf_mapped_pool_t){kvf_mem_shm_fd(mem), mem->bytes};
+        end->list[g] = (kvf_mapped_pool_t){.fd = kvf_mem_shm_fd(mem), .bytes = mem->bytes};
     }
 }
 

@@ -148,6 +148,9 @@ void mappings_run(node_t *node, kvf_verify_t *job) {
                        item->offset,
                    item->bytes);
         }
+        if (mapping == NULL && item->landing != NULL) {
+            memcpy(to, item->landing, item->bytes);
+        }
         item->digest = !job->digests          ? 0
                        : item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
                                               : kvf_digest(to, item->bytes);

@@ -411,8 +411,10 @@ Test(agent, refusals_say_what_to_do) {
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
     cr_expect_eq(kvf_agent_start_thread(agent, &detail), KVF_ERR_INVALID);
     cr_expect_not_null(strstr(detail.text, "full"), "%s", detail.text);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "cuda", 4}, &pool, &detail),
+    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "disk", 4}, &pool, &detail),
                  KVF_ERR_UNSUPPORTED);
+    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "cuda:x", 4}, &pool, &detail),
+                 KVF_ERR_INVALID);
     cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 0}, &pool, &detail),
                  KVF_ERR_INVALID);
     cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){2, "host", 4}, &pool, &detail),
@@ -420,6 +422,9 @@ Test(agent, refusals_say_what_to_do) {
     cr_assert_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4}, &pool, &detail), KVF_OK);
     cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4}, &pool, &detail),
                  KVF_ERR_INVALID);
+    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){1, "cuda", 4}, &pool, &detail),
+                 KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "all on a device"), "%s", detail.text);
     cr_assert_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){1, "host", 4}, &pool, &detail), KVF_OK);
     cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
     cr_assert_eq(kvf_agent_address(agent, address, sizeof(address)), KVF_OK);

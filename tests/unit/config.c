@@ -257,7 +257,7 @@ Test(config, wrong_settings_are_named) {
 }
 
 Test(config, settings_of_later_versions_are_refused_by_name) {
-    static const char *const cases[] = {"pool.memory=cuda", "mover.kind=cuda", "mover.kind=nccl"};
+    static const char *const cases[] = {"mover.kind=nccl"};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         kvf_config_t fresh;
         cr_assert_eq(kvf_config_init(kvf_alloc_default(), &fresh, NULL), KVF_OK);

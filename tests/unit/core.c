@@ -212,12 +212,12 @@ ParameterizedTest(int *i, core, misplaced_chunks) {
     bool stranger = *i % 2 == 1;
     kvf_counters_t counters;
     pair_t p;
-    uint64_t *leaves;
+    kvf_landing_t landing;
     cluster_needs_chunks();
     kvf_chunk_t chunk = first_chunk(&p);
     misplace(&chunk, *i / 2);
     chunk.grant_key ^= stranger ? 1 : 0;
-    cr_expect_neq(kvf_core_grant_check(p.gen->core, &chunk, &leaves), KVF_OK);
+    cr_expect_neq(kvf_core_grant_check(p.gen->core, &chunk, &landing), KVF_OK);
     kvf_core_counters(p.gen->core, &counters);
     cr_expect_eq(counters.refused_chunks, 1);
     cluster_hold_chunks(p.cluster, false);
@@ -233,23 +233,23 @@ ParameterizedTest(int *i, core, misplaced_chunks) {
 
 Test(core, chunks_that_come_twice_or_late_or_for_nobody) {
     pair_t p;
-    uint64_t *leaves;
+    kvf_landing_t landing;
     cluster_needs_chunks();
     kvf_chunk_t good = first_chunk(&p), bad = good;
     kvf_core_t *core = p.gen->core;
-    cr_assert_eq(kvf_core_grant_check(core, &good, &leaves), KVF_OK);
+    cr_assert_eq(kvf_core_grant_check(core, &good, &landing), KVF_OK);
     kvf_core_landed(core, &good);
-    cr_expect_neq(kvf_core_grant_check(core, &good, &leaves), KVF_OK, "the same bytes twice");
+    cr_expect_neq(kvf_core_grant_check(core, &good, &landing), KVF_OK, "the same bytes twice");
     bad.transfer.receiver.bytes[3] ^= 1;
-    cr_expect_neq(kvf_core_grant_check(core, &bad, &leaves), KVF_OK);
+    cr_expect_neq(kvf_core_grant_check(core, &bad, &landing), KVF_OK);
     bad = good;
     bad.transfer.counter = UINT64_MAX;
-    cr_expect_neq(kvf_core_grant_check(core, &bad, &leaves), KVF_OK);
+    cr_expect_neq(kvf_core_grant_check(core, &bad, &landing), KVF_OK);
     cr_expect_eq(p.got.results, 0, "none of these ended it");
     cr_assert_eq(kvf_core_recv_cancel(core, p.recv), KVF_OK);
     bad = good;
     bad.offset += bad.bytes;
-    cr_expect_neq(kvf_core_grant_check(core, &bad, &leaves), KVF_OK, "a revoked grant");
+    cr_expect_neq(kvf_core_grant_check(core, &bad, &landing), KVF_OK, "a revoked grant");
     cluster_hold_chunks(p.cluster, false);
     cluster_run(p.cluster);
     expect_one_end_each(&p);

@@ -90,7 +90,7 @@ Test(peer_map_ends, the_receiver_cancels) {
 Test(peer_map_ends, nothing_to_copy_from) {
     pair_t p;
     open_copying(&p);
-    ((kvf_verify_t *)p.gen->jobs)->failed = true;
+    ((kvf_verify_t *)p.gen->jobs)->status = KVF_ERR_PEER_LOST;
     node_run_job(p.gen, 0);
     cluster_run(p.cluster);
     cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);

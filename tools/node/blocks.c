@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/node/blocks.h"
 
+#include "tools/node/view.h"
+
 #include <assert.h>
 #include <pthread.h>
 #include <string.h>
@@ -94,34 +96,42 @@ kvf_status_t kvf_blocks_fit(const kvf_blocks_t *blocks, const kvf_lengths_t *len
 }
 
 /* Bytes that go with a page that was shared. With the lock: their source may be evicted next. */
-static void copy_pages(const kvf_blocks_t *blocks, const kvf_seq_copies_t *copies) {
-    for (uint32_t i = 0; i < copies->n; i++) {
-        const kvf_seq_copy_t *copy = &copies->list[i];
-        const kvf_pool_t *pool = blocks->pools->pools[copy->group_idx];
-        memcpy(kvf_pool_page(pool, copy->to_slot), kvf_pool_page(pool, copy->from_slot),
-               kvf_group_block_bytes(&blocks->pools->layout->groups[copy->group_idx]));
+static kvf_status_t copy_pages(const kvf_blocks_t *blocks, const kvf_seq_copies_t *copies) {
+    kvf_view_t view;
+    kvf_status_t status = copies->n == 0 ? KVF_OK : kvf_view_open(blocks->pools, &view);
+    if (status != KVF_OK || copies->n == 0) {
+        return status;
     }
+    for (uint32_t i = 0; i < copies->n && status == KVF_OK; i++) {
+        const kvf_seq_copy_t *copy = &copies->list[i];
+        kvf_pool_t *pool = blocks->pools->pools[copy->group_idx];
+        void *from = NULL;
+        status = kvf_view_page(&view, copy->group_idx, copy->from_slot, &from, NULL);
+        if (status == KVF_OK) {
+            status = kvf_pool_write(
+                pool, copy->to_slot, 0, from,
+                kvf_group_block_bytes(&blocks->pools->layout->groups[copy->group_idx]), NULL);
+        }
+    }
+    kvf_view_close(&view);
+    return status;
 }
 
 /* With the lock. */
 static kvf_status_t append(const kvf_blocks_t *blocks, kvf_seq_t *seq, int64_t n_tokens) {
     kvf_seq_copies_t copies;
     kvf_status_t status = kvf_seq_append(seq, n_tokens, &copies);
-    if (status == KVF_OK) {
-        copy_pages(blocks, &copies);
-    }
-    return status;
+    return status == KVF_OK ? copy_pages(blocks, &copies) : status;
 }
 
 /* With the lock: bind everything. */
 static kvf_status_t reserve(const kvf_blocks_t *blocks, kvf_seq_t *seq, int64_t prompt) {
     kvf_seq_copies_t copies;
     kvf_status_t status = kvf_seq_reserve(seq, &copies);
-    if (status != KVF_OK) {
-        return status;
+    if (status == KVF_OK) {
+        status = copy_pages(blocks, &copies);
     }
-    copy_pages(blocks, &copies);
-    return append(blocks, seq, prompt - kvf_seq_tokens(seq));
+    return status != KVF_OK ? status : append(blocks, seq, prompt - kvf_seq_tokens(seq));
 }
 
 /* With the lock: so many pages of each group, or none, are the lease's from now on, whenever it

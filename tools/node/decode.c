@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/node/node.h"
 #include "tools/node/record.h"
+#include "tools/node/view.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -31,8 +32,25 @@ static void decode_cancel(kvf_job_t *job) {
     (void)kvf_recv_cancel(job->node->agent, job->recv); /* ended: no harm */
 }
 
+/* Compare every element of a page. @return How many bytes are wrong: all, if they cannot be read.
+ */
+static uint64_t check_page(const kvf_job_t *job, kvf_view_t *view, uint32_t group_idx,
+                           int64_t ordinal, int32_t slot, kvf_mismatch_t *first_p) {
+    const kvf_layer_group_t *group = &job->node->layout.groups[group_idx];
+    void *page = NULL;
+    kvf_detail_t detail;
+    if (kvf_view_page(view, group_idx, slot, &page, &detail) != KVF_OK) {
+        kvf_log(&job->node->log, KVF_LOG_ERROR, "request %s: a page cannot be read: %s",
+                job->body.request_id, detail.text);
+        *first_p = (kvf_mismatch_t){.ordinal = ordinal, .layer = group->layers[0]};
+        return kvf_group_block_bytes(group);
+    }
+    return kvf_synthetic_check(group, &job->body.content, job->body.lengths.prompt_len, ordinal,
+                               page, first_p);
+}
+
 /* Compare every element of the request's pages with what the request says that they hold. */
-static void verify_pages(const kvf_job_t *job, kvf_verdict_t *verdict) {
+static void verify_pages(const kvf_job_t *job, kvf_view_t *view, kvf_verdict_t *verdict) {
     const kvf_node_t *node = job->node;
     const kvf_body_t *body = &job->body;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
@@ -42,9 +60,7 @@ static void verify_pages(const kvf_job_t *job, kvf_verdict_t *verdict) {
         for (int64_t i = kvf_table_next_bound(&table, 0, n); i < n;
              i = kvf_table_next_bound(&table, i + 1, n)) {
             kvf_mismatch_t first;
-            uint64_t wrong =
-                kvf_synthetic_check(group, &body->content, body->lengths.prompt_len, i,
-                                    kvf_pool_page(node->pools.pools[g], table.slots[i]), &first);
+            uint64_t wrong = check_page(job, view, g, i, table.slots[i], &first);
             if (wrong > 0 && verdict->mismatched_bytes == 0) {
                 verdict->group = group->name;
                 verdict->first = first;
@@ -76,6 +92,7 @@ static void judge(kvf_job_t *job, kvf_verdict_t *verdict) {
     int64_t prompt = job->body.lengths.prompt_len;
     kvf_judge_pool_t pools[KVF_MAX_GROUPS];
     kvf_table_t tables[KVF_MAX_GROUPS];
+    kvf_view_all_t view;
     const kvf_judge_step_t step = {.layout = &node->layout,
                                    .pools = pools,
                                    .tables = tables,
@@ -83,15 +100,18 @@ static void judge(kvf_job_t *job, kvf_verdict_t *verdict) {
                                    .content = &job->body.content,
                                    .prompt_tokens = prompt};
     kvf_detail_t detail = {.text = "no page for the first token"};
-    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
-        pools[g] =
-            (kvf_judge_pool_t){kvf_pool_page(node->pools.pools[g], 0), node->pools.n_pages[g]};
-    }
     kvf_status_t status = kvf_blocks_append(node->blocks, &job->lease, 1);
     if (status == KVF_OK) {
         kvf_blocks_tables(node->blocks, &job->lease, tables);
-        status = kvf_judge_run(&step, node->alloc, &verdict->judgement, &detail);
-        kvf_judge_rewind(&step);
+        status = kvf_view_all_open(&node->pools, tables, &view, &detail);
+        for (uint32_t g = 0; status == KVF_OK && g < node->layout.n_groups; g++) {
+            pools[g] = (kvf_judge_pool_t){view.bases[g], node->pools.n_pages[g]};
+        }
+        if (status == KVF_OK) {
+            status = kvf_judge_run(&step, node->alloc, &verdict->judgement, &detail);
+            kvf_judge_rewind(&step);
+            kvf_view_all_close(&view);
+        }
         kvf_status_t rewound = kvf_blocks_rewind(node->blocks, &job->lease, prompt);
         status = status == KVF_OK ? rewound : status;
     }
@@ -133,7 +153,15 @@ static bool check(kvf_job_t *job, kvf_verdict_t *verdict) {
         return true;
     }
     uint64_t start = kvf_node_now();
-    verify_pages(job, verdict);
+    kvf_view_t view;
+    if (kvf_view_open(&node->pools, &view) != KVF_OK) {
+        verdict->mismatched_bytes = 1; /* nothing was looked at, so nothing is right */
+        kvf_log(&node->log, KVF_LOG_ERROR, "request %s: no memory to look at its pages",
+                job->body.request_id);
+        return false;
+    }
+    verify_pages(job, &view, verdict);
+    kvf_view_close(&view);
     verdict->tokens_match = tokens_match(job);
     verdict->verified = verdict->mismatched_bytes == 0 && verdict->tokens_match;
     if (attention) {

@@ -297,7 +297,7 @@ static kvf_status_t check_early(const kvf_node_t *node, kvf_detail_t *detail) {
     int64_t n_pages[KVF_MAX_GROUPS];
     kvf_status_t status =
         kvf_pools_cut(&node->layout, config->pool_bytes, chunk_tokens(node), n_pages, detail);
-    if (status == KVF_OK) {
+    if (status == KVF_OK && strncmp(config->memory, "cuda", 4) != 0) {
         status = kvf_pools_check_memory(config->pool_bytes, machine, detail);
     }
     return status == KVF_OK ? kvf_listen_check(config->http_listen, config->control_listen, detail)

@@ -16,6 +16,7 @@ typedef struct kvf_pools {
     const kvf_layout_t *layout;        /**< borrowed */
     kvf_pool_t *pools[KVF_MAX_GROUPS]; /**< the agent's */
     int64_t n_pages[KVF_MAX_GROUPS];
+    bool on_device; /**< the CPU does not reach the pages */
 } kvf_pools_t;
 
 /**
@@ -48,7 +49,7 @@ KVF_CHECK kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_b
 /**
  * Cut and make the pools of an agent that is not started yet.
  *
- * @param memory         host | shm
+ * @param memory         As in kvf_pool_desc_t.
  * @param chunk_tokens   As in kvf_pools_cut().
  * @param[out] pools_p   Lives as long as agent and layout.
  * @return KVF_OK, or as kvf_pools_cut() and kvf_pool_create(); the text begins with the

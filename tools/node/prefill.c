@@ -3,6 +3,7 @@
 
 #include "kvmgr/base/size.h"
 #include "tools/node/record.h"
+#include "tools/node/view.h"
 
 #include <inttypes.h>
 
@@ -40,8 +41,25 @@ typedef struct part {
     int64_t token_first, token_end;
 } part_t;
 
-/* Write a part. @return False when nobody wants it any more. */
-static bool fill(kvf_job_t *job, const part_t *part) {
+/* Write the tokens of a part that are in one page. @return KVF_OK, KVF_ERR_IO. */
+static kvf_status_t fill_page(const kvf_job_t *job, const part_t *part, kvf_view_t *view,
+                              uint32_t group_idx, int64_t ordinal, int32_t slot,
+                              kvf_detail_t *detail) {
+    const kvf_layer_group_t *group = &job->node->layout.groups[group_idx];
+    uint32_t first_idx, end_idx;
+    void *page = NULL;
+    kvf_status_t status = kvf_view_page(view, group_idx, slot, &page, detail);
+    if (status == KVF_OK) {
+        kvf_group_layer_span(group, part->layer_first, part->layer_end, &first_idx, &end_idx);
+        kvf_synthetic_fill_tokens(group, &job->body.content, part->token_first, part->token_end,
+                                  ordinal, first_idx, end_idx, page);
+        status = kvf_view_put(view, group_idx, slot, detail);
+    }
+    return status;
+}
+
+/* Write a part. @return False when nobody wants it any more, or it failed. */
+static bool fill(kvf_job_t *job, const part_t *part, kvf_view_t *view) {
     const kvf_node_t *node = job->node;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         const kvf_layer_group_t *group = &node->layout.groups[g];
@@ -57,9 +75,11 @@ static bool fill(kvf_job_t *job, const part_t *part) {
             if (kvf_job_in_vain(job)) {
                 return false;
             }
-            kvf_synthetic_fill_tokens(group, &job->body.content, part->token_first, part->token_end,
-                                      i, first_idx, end_idx,
-                                      kvf_pool_page(node->pools.pools[g], table.slots[i]));
+            kvf_detail_t detail;
+            if (fill_page(job, part, view, g, i, table.slots[i], &detail) != KVF_OK) {
+                fail(job, &detail);
+                return false;
+            }
         }
     }
     return true;
@@ -70,8 +90,15 @@ static bool compute(kvf_job_t *job, const part_t *part) {
     kvf_node_t *node = job->node;
     kvf_table_t tables[KVF_MAX_GROUPS];
     kvf_detail_t detail;
+    kvf_view_t view;
     uint64_t start = kvf_node_now();
-    bool wanted = fill(job, part);
+    if (kvf_view_open(&node->pools, &view) != KVF_OK) {
+        (void)kvf_fail(&detail, KVF_ERR_NO_MEMORY, "no memory for a page");
+        fail(job, &detail);
+        return false;
+    }
+    bool wanted = fill(job, part, &view);
+    kvf_view_close(&view);
     job->work_us += kvf_node_now() - start;
     if (!wanted) { /* the job was posted again when that changed */
         return false;

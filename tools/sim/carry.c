@@ -222,13 +222,14 @@ static void store(kvf_world_t *world, const event_t *event) {
 static void land(node_t *node, const packet_t *packet) {
     kvf_world_t *world = node->world;
     packet->job->n_flying -= !packet->forged;
-    uint64_t *leaves;
-    if (kvf_core_grant_check(node->core, &packet->chunk, &leaves) == KVF_OK) {
-        uint8_t *to =
+    kvf_landing_t landing;
+    if (kvf_core_grant_check(node->core, &packet->chunk, &landing) == KVF_OK) {
+        uint8_t *page =
             node_page(node, packet->chunk.group_idx, packet->chunk.slot) + packet->chunk.offset;
+        uint8_t *to = landing.at == NULL ? page : landing.at;
         hold_check_landing(node, packet);
-        if (leaves != NULL) {
-            kvf_copy_leaves(to, packet->data, packet->chunk.bytes, leaves);
+        if (landing.leaves != NULL) {
+            kvf_copy_leaves(to, packet->data, packet->chunk.bytes, landing.leaves);
         } else {
             memcpy(to, packet->data, packet->chunk.bytes);
         }
@@ -261,7 +262,10 @@ static void verified(node_t *node, kvf_verify_t *job) {
     }
     for (uint32_t i = 0; i < job->n_items && job->source == NULL; i++) {
         kvf_verify_item_t *item = &job->items[i];
-        const uint8_t *at = node_page(node, item->group_idx, item->slot) + item->offset;
+        uint8_t *at = node_page(node, item->group_idx, item->slot) + item->offset;
+        if (item->landing != NULL && hold_check_store(node, job, item)) {
+            memcpy(at, item->landing, item->bytes);
+        }
         item->digest = item->leaves != NULL ? kvf_digest_of_hashes(item->leaves, item->bytes)
                                             : kvf_digest(at, item->bytes);
     }

@@ -222,6 +222,27 @@ static bool holds_words(const uint8_t *page, uint64_t tag, uint32_t group_idx, i
     return true;
 }
 
+/* Whether a page that a job writes to is its receive's. */
+static bool is_granted(node_t *node, const op_t *op, const kvf_verify_item_t *item) {
+    uint32_t g = item->group_idx;
+    return op != NULL && ordinal_of(op, g, item->slot) >= 0 &&
+           node->owned[g][item->slot].owner == op && !op->released &&
+           kvf_pages_label(node->pages[g], item->slot) == KVF_PAGE_WRITING;
+}
+
+bool hold_check_store(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item) {
+    if (!is_granted(node, op_of(node, job), item)) {
+        world_fail(
+            node->world,
+            "%s, transfer %u, group %s: slot %d is copied to from where bytes landed, and is "
+            "not the receive's",
+            node->name, (unsigned)job->recv_id, node->world->layout.groups[item->group_idx].name,
+            item->slot);
+        return false;
+    }
+    return true;
+}
+
 bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item) {
     kvf_world_t *world = node->world;
     const mapping_t *mapping = job->source;
@@ -231,8 +252,7 @@ bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_ite
     int64_t ordinal = op == NULL ? -1 : ordinal_of(op, g, item->slot);
     uint64_t end = item->offset + item->bytes;
     const char *wrong = NULL;
-    if (ordinal < 0 || node->owned[g][item->slot].owner != op || op->released ||
-        kvf_pages_label(node->pages[g], item->slot) != KVF_PAGE_WRITING) {
+    if (!is_granted(node, op, item)) {
         wrong = "is written to, and is not the receive's";
     } else if (item->source_slot < 0 || item->source_slot >= from->n_pages ||
                end > world->page_bytes[g]) {

@@ -153,6 +153,7 @@ static void draw_layout(kvf_world_t *world, kvf_dice_t *dice) {
 void nodes_start(kvf_world_t *world) {
     kvf_dice_t dice = {kvf_dice_mix(world->script->seed + 2)};
     kvf_dice_t lends = {kvf_dice_mix(world->script->seed + 3)};
+    kvf_dice_t devices = {kvf_dice_mix(world->script->seed + 4)};
     world->now_us = 10000000;
     world->n_nodes = world->script->n_context + world->script->n_generation;
     world->heartbeat_us = kvf_dice_between(&dice, 40000, 250000);
@@ -185,6 +186,7 @@ void nodes_start(kvf_world_t *world) {
         /* Without them nothing but the copy itself keeps bytes right. */
         node->config.digests =
             !(world->script->scenario->mapped == 1000 && kvf_dice_hit(&lends, 150));
+        node->device = kvf_dice_hit(&devices, 250);
         node->config.max_transfers = (uint32_t)kvf_dice_between(&dice, 4, 64);
         node_start(node);
     }
@@ -231,7 +233,8 @@ void node_start(node_t *node) {
         if (kvf_pages_create(&node->alloc, node->n_pages, &node->pages[g]) != KVF_OK) {
             abort();
         }
-        config.regions[g] = (kvf_core_region_t){node->pages[g], KVF_MEM_FAKE};
+        config.regions[g] =
+            (kvf_core_region_t){node->pages[g], node->device ? KVF_MEM_CUDA : KVF_MEM_FAKE};
     }
     address[0] = node->idx;
     address[1] = node->life;

@@ -211,6 +211,7 @@ typedef struct world_node {
     owned_page_t *owned[WORLD_GROUPS];
     int64_t n_pages;
     bool lends;  /**< others may map its pools, and it theirs */
+    bool device; /**< what lands is copied to its pages when it is verified */
     bool silent; /**< it is down, and its machine too: nobody says so to others */
     bool paused;
     bool leaving; /**< it ends in order */
@@ -388,6 +389,8 @@ void hold_known(op_t *op);
 void hold_check_reading(node_t *node, const kvf_piece_t *piece);
 /** May this item of a job be copied now? @return Whether it can be: its pages are there. */
 bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item);
+/** May what landed for this item go to its page now? */
+bool hold_check_store(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item);
 /** May this chunk be written there now? */
 void hold_check_landing(node_t *node, const packet_t *packet);
 

@@ -44,9 +44,17 @@ kvf_status_t kvf_mem_cpu_write(kvf_mem_t *mem, uint64_t off, const void *src, ui
     return KVF_OK;
 }
 
+kvf_status_t kvf_mem_cpu_read(const kvf_mem_t *mem, uint64_t off, void *dst, uint64_t bytes,
+                              kvf_detail_t *detail) {
+    (void)detail;
+    memcpy(dst, mem->base + off, (size_t)bytes);
+    return KVF_OK;
+}
+
 const kvf_mem_kind_t *kvf_mem_host(void) {
     static const kvf_mem_kind_t row = {
-        "host", KVF_MEM_HOST, true, NULL, host_alloc, host_free, kvf_mem_cpu_write,
+        "host",           KVF_MEM_HOST, true, NULL, host_alloc, host_free, kvf_mem_cpu_write,
+        kvf_mem_cpu_read,
     };
     return &row;
 }

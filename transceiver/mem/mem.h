@@ -25,5 +25,8 @@ int kvf_mem_shm_fd(const kvf_mem_t *mem);
 /** The write of rows that the CPU can access; see kvf_mem_kind_t. @return KVF_OK. @thread any */
 kvf_status_t kvf_mem_cpu_write(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
                                void *stream, kvf_detail_t *detail);
+/** The read of such rows. @return KVF_OK. @thread any */
+kvf_status_t kvf_mem_cpu_read(const kvf_mem_t *mem, uint64_t off, void *dst, uint64_t bytes,
+                              kvf_detail_t *detail);
 
 #endif

@@ -16,11 +16,12 @@
 
 /** Part of whatever is to be done; its owner's, who leaves it alone while the crew has it. */
 typedef struct kvf_job {
-    void (*run)(struct kvf_job *job); /**< @thread one of the crew's, or who helps it */
-    void *ctx;                        /**< the poster's */
-    uint64_t bytes;                   /**< how much there is to do */
-    bool later;                       /**< of much: shorter work that came after it may go first */
-    struct kvf_job *next;             /**< the crew's */
+    void (*run)(struct kvf_job *job);  /**< @thread one of the crew's, or who helps it */
+    void (*done)(struct kvf_job *job); /**< the poster's: for when it has taken the job back */
+    void *ctx;                         /**< the poster's */
+    uint64_t bytes;                    /**< how much there is to do */
+    bool later;                        /**< of much: shorter work that came after it may go first */
+    struct kvf_job *next;              /**< the crew's */
 } kvf_job_t;
 
 typedef struct kvf_crew kvf_crew_t;

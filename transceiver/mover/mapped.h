@@ -12,6 +12,9 @@
  * Who may map: a process of the same user, on the same kernel, that knows the secret of this
  * agent's hello and says that it is a peer that has got it. All functions: agent thread. None
  * blocks.
+ *
+ * Pools on a device go by handles instead of descriptors; whoever opens those closes them before it
+ * gives the pools back.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -26,10 +29,15 @@ typedef struct kvf_mapped kvf_mapped_t;
 /** The pools of a peer, mapped here. */
 typedef struct kvf_mapped_source kvf_mapped_source_t;
 
-/** A pool: a descriptor, borrowed, of memory whose length is sealed. */
+#define KVF_MAPPED_HANDLE_BYTES 96
+
+/** A pool: a descriptor, borrowed, of memory whose length is sealed; or, of memory that has none
+ * because it is a device's, whatever its owner opens it with. All pools of an agent are of one of
+ * these kinds, and only agents with the same kind come together. */
 typedef struct kvf_mapped_pool {
-    int fd;
+    int fd; /**< -1: the handle counts */
     uint64_t bytes;
+    uint8_t handle[KVF_MAPPED_HANDLE_BYTES];
 } kvf_mapped_pool_t;
 
 /** What is called, from kvf_mapped_progress() only. */
@@ -82,8 +90,11 @@ void kvf_mapped_unmap(kvf_mapped_t *mapped, uint64_t peer);
 kvf_mapped_source_t *kvf_mapped_use(kvf_mapped_t *mapped, uint64_t peer);
 /** One user less. */
 void kvf_mapped_unuse(kvf_mapped_source_t *source);
-/** @return Where a pool begins. @thread any, of a user */
+/** @return Where a pool begins that came as a descriptor. @thread any, of a user */
 const uint8_t *kvf_mapped_base(const kvf_mapped_source_t *source, uint32_t group_idx);
+/** @return The handle of a pool that came as one; the source's. The user opens it, and has closed
+ * it when it goes. @thread any, of a user */
+const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx);
 
 /** @return A descriptor that is readable while kvf_mapped_progress() has work. */
 int kvf_mapped_fd(const kvf_mapped_t *mapped);

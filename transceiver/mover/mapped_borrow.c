@@ -21,8 +21,9 @@ struct kvf_mapped_source {
     bool ready;
     bool gone; /* unmap was called */
     uint32_t n_users;
-    uint32_t n_pools;
+    uint32_t n_pools; /* mapped here */
     uint64_t expect[KVF_MAX_GROUPS];
+    uint8_t handles[KVF_MAX_GROUPS][KVF_MAPPED_HANDLE_BYTES];
     void *bases[KVF_MAX_GROUPS];
     uint64_t bytes[KVF_MAX_GROUPS];
     kvf_mapped_source_t *next;
@@ -71,6 +72,13 @@ static void on_timer(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     source_fail(watch->owner, KVF_ERR_IO, "it does not answer");
 }
 
+static kvf_status_t not_promised(const kvf_mapped_source_t *source, uint32_t i,
+                                 kvf_detail_t *detail) {
+    return kvf_fail(detail, KVF_ERR_INVALID,
+                    "its pool %" PRIu32 " is not the %" PRIu64 " bytes that it spoke of", i,
+                    source->expect[i]);
+}
+
 /* Map what a descriptor stands for, if it is what was promised. */
 static kvf_status_t map_pool(kvf_mapped_source_t *source, int fd, uint64_t bytes,
                              kvf_detail_t *detail) {
@@ -79,9 +87,7 @@ static kvf_status_t map_pool(kvf_mapped_source_t *source, int fd, uint64_t bytes
     int seals = fcntl(fd, F_GET_SEALS);
     if (fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size != bytes ||
         bytes < source->expect[i] || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-        return kvf_fail(detail, KVF_ERR_INVALID,
-                        "its pool %" PRIu32 " is not the %" PRIu64 " bytes that it spoke of", i,
-                        source->expect[i]);
+        return not_promised(source, i, detail);
     }
     void *base = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
@@ -100,6 +106,18 @@ static kvf_status_t map_pool(kvf_mapped_source_t *source, int fd, uint64_t bytes
     return KVF_OK;
 }
 
+/* Pools that come as handles. */
+static kvf_status_t take_handles(kvf_mapped_source_t *source, const mapped_answer_t *answer,
+                                 kvf_detail_t *detail) {
+    for (uint32_t i = 0; i < answer->n_pools; i++) {
+        if (answer->bytes[i] < source->expect[i]) {
+            return not_promised(source, i, detail);
+        }
+        memcpy(source->handles[i], answer->handles[i], sizeof(source->handles[i]));
+    }
+    return KVF_OK;
+}
+
 /* The descriptors of a message, all of which are closed here. */
 static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *message,
                                const mapped_answer_t *answer, bool valid, kvf_detail_t *detail) {
@@ -112,16 +130,19 @@ static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *messa
         for (size_t at = 0; at < h->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
             int fd;
             memcpy(&fd, CMSG_DATA(h) + at, sizeof(fd));
-            if (valid && status == KVF_OK && n < source->mapped->n_pools) {
+            if (valid && status == KVF_OK && n < answer->n_fds) {
                 status = map_pool(source, fd, answer->bytes[n], detail);
             }
             (void)close(fd);
             n++;
         }
     }
-    if (status == KVF_OK && (!valid || n != source->mapped->n_pools)) {
+    if (status == KVF_OK && (!valid || n != answer->n_fds)) {
         status = kvf_fail(detail, KVF_ERR_INVALID,
                           "its answer is not that of a kvferry of this version");
+    }
+    if (status == KVF_OK && answer->n_fds == 0) {
+        status = take_handles(source, answer, detail);
     }
     return status;
 }
@@ -146,7 +167,7 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
     bool valid = !source->ready && n == (ssize_t)sizeof(answer) &&
                  (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
                  memcmp(answer.magic, MAPPED_MAGIC, sizeof(answer.magic)) == 0 &&
-                 answer.n_pools == mapped->n_pools;
+                 answer.n_pools == mapped->n_pools && answer.n_fds == mapped_n_fds(mapped);
     kvf_status_t status =
         n < 0 ? KVF_ERR_IO : take_pools(source, &message, &answer, valid, &detail);
     if (source->ready) {
@@ -255,6 +276,10 @@ void kvf_mapped_unuse(kvf_mapped_source_t *source) {
 
 const uint8_t *kvf_mapped_base(const kvf_mapped_source_t *source, uint32_t group_idx) {
     return source->bases[group_idx];
+}
+
+const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx) {
+    return source->handles[group_idx];
 }
 
 void mapped_forget_sources(kvf_mapped_t *mapped) {

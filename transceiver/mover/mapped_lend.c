@@ -73,20 +73,25 @@ static bool send_pools(const kvf_mapped_t *mapped, int fd) {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * KVF_MAX_GROUPS)];
     } control;
-    mapped_answer_t answer = {.magic = MAPPED_MAGIC, .n_pools = mapped->n_pools};
+    uint32_t n_fds = mapped_n_fds(mapped);
+    mapped_answer_t answer = {.magic = MAPPED_MAGIC, .n_pools = mapped->n_pools, .n_fds = n_fds};
     struct iovec iov = {&answer, sizeof(answer)};
-    struct msghdr message = {.msg_iov = &iov,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = CMSG_SPACE(sizeof(int) * mapped->n_pools)};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     memset(&control, 0, sizeof(control));
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * mapped->n_pools);
     for (uint32_t i = 0; i < mapped->n_pools; i++) {
         answer.bytes[i] = mapped->pools[i].bytes;
-        memcpy(CMSG_DATA(header) + i * sizeof(int), &mapped->pools[i].fd, sizeof(int));
+        memcpy(answer.handles[i], mapped->pools[i].handle, sizeof(answer.handles[i]));
+    }
+    if (n_fds > 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
+        for (uint32_t i = 0; i < n_fds; i++) {
+            memcpy(CMSG_DATA(header) + i * sizeof(int), &mapped->pools[i].fd, sizeof(int));
+        }
     }
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(answer);
 }

@@ -19,7 +19,8 @@
 
 /** One copy: consecutive bytes of one page. */
 typedef struct kvf_piece {
-    const uint8_t *source; /**< memory of this agent; unchanged until the window is done */
+    const uint8_t *source; /**< memory of this agent; unchanged until the window is done. Its driver
+                              may put a copy that the CPU reaches in its place */
     uint64_t bytes;        /**< > 0 */
     uint64_t offset;       /**< inside the slot, same on both sides */
     int64_t ordinal;
@@ -27,7 +28,8 @@ typedef struct kvf_piece {
     uint32_t group_idx;
     int32_t slot;        /**< the destination's */
     int32_t source_slot; /**< where source lies in the pool of this agent */
-    uint64_t digest;     /**< out: kvf_digest() of the bytes, written before the window is done */
+    uint64_t digest;     /**< out: kvf_digest() of the bytes, written before the window is done;
+                            not 0: it was made before */
 } kvf_piece_t;
 
 /** What is posted at once. The poster owns it, and it stays where it is until done. */

@@ -249,8 +249,8 @@ uint64_t kvf_ucx_path_send(kvf_ucx_path_t *path) {
     };
     op_t *op = path->free_ops;
 
-    if (off == 0) {
-        piece->digest = window->digests ? kvf_digest(piece->source, piece->bytes) : 0;
+    if (off == 0 && window->digests && piece->digest == 0) {
+        piece->digest = kvf_digest(piece->source, piece->bytes);
     }
     LL_DELETE(path->free_ops, op);
     op->job = job;

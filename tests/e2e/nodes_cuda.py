@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes whose pages are on a device: by which way they go, and what becomes of requests when a device, a mapping or a
+process fails. The device is the stand-in (tests/support/cuda/standin.h); everything else is real.
+
+Everything else about such nodes is in the other tests, which run once more with KVF_TEST_MEMORY=cuda.
+"""
+
+import os
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import metrics  # noqa: E402
+from nodes import PATIENCE_S, SLOWNESS, ClusterTest, Node, wait_for  # noqa: E402
+
+CUDA = {"pool__memory": "cuda", "verify": "attention"}
+BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB", "pool__memory": "cuda"}
+TRIES = 6
+
+
+class CudaTest(ClusterTest):
+    def failing(self, role, function, n, **settings):
+        """A node whose device fails at the n-th call of a function."""
+        return self.node_with({"KVF_STANDIN_CUDA_FAIL": "%s:%d" % (function, n)}, role, **settings)
+
+    def node_with(self, environment, role, **settings):
+        settings = {key.replace("__", "."): value for key, value in settings.items()}
+        settings.setdefault("instance", "%s-%d" % (role, len(self.nodes)))
+        node = Node(role, self.folder, settings, environment=environment)
+        self.nodes.append(node)
+        return node.wait_ready()
+
+    def end(self):
+        """The nodes of one case; others follow."""
+        self.finish()
+        self._kill_all()
+        self.nodes.clear()
+
+    def fallbacks(self, node):
+        return sum(value for (name, _), value in metrics.parse(node.metrics()).items()
+                   if name == "kvferry_mover_fallback_total")
+
+    def check_way(self, prefill, decode, mover):
+        """Requests of several shapes, by that mover."""
+        for request_id, prompt_len in (("short", 3), ("one", 32), ("partial", 700), ("long", 5000)):
+            answer = self.run_one(prefill, decode, request_id, prompt_len)
+            self.assertEqual(answer["mover"], mover)
+            self.assertEqual(answer["attention"]["distance"] < 1e-4, True, answer)
+        wait_for(lambda: prefill.transfer("long").json["state"] == "done", "the end of the send")
+        self.assertEqual(prefill.transfer("long").json["mover"], mover)
+        self.assertEqual([node.status()["peers"][0]["mover"] for node in (prefill, decode)], [mover, mover])
+
+    def test_each_way(self):
+        for direction in ("push", "pull"):
+            for kinds, mover in ((("auto", "auto"), "cuda"), (("auto", "cuda"), "cuda"), (("ucx", "auto"), "ucx"),
+                                 (("auto", "ucx"), "ucx")):
+                prefill = self.node("prefill", mover__kind=kinds[0], mover__direction=direction, **CUDA)
+                decode = self.node("decode", mover__kind=kinds[1], mover__direction=direction, **CUDA)
+                self.check_way(prefill, decode, mover)
+                self.assertEqual([self.fallbacks(node) for node in (prefill, decode)], [0, 0])
+                self.finish()
+                self.nodes.clear()
+
+    def test_device_to_cpu_and_back(self):
+        """The kinds of memory need not be the same: what the CPU does not reach is gathered, and scattered."""
+        for context, generation in (("cuda", "host"), ("cuda", "shm"), ("host", "cuda"), ("shm", "cuda")):
+            prefill = self.node("prefill", **dict(CUDA, pool__memory=context))
+            decode = self.node("decode", **dict(CUDA, pool__memory=generation))
+            self.check_way(prefill, decode, "ucx")
+            self.end()
+
+    def test_without_digests(self):
+        for kind, mover in (("auto", "cuda"), ("ucx", "ucx")):
+            prefill, decode = self.pair(mover__kind=kind, mover__digests="false", **CUDA)
+            self.check_way(prefill, decode, mover)
+            self.end()
+
+    def test_cuda_was_asked_for_and_is_not_possible(self):
+        prefill = self.node("prefill", pool__memory="host")
+        decode = self.node("decode", mover__kind="cuda", **CUDA)
+        first = prefill.prefill("no", 700)
+        reply = decode.decode("no", first.json["kv_transfer_params"])
+        self.assertEqual(reply.error, (422, "incompatible"), reply)
+        self.assertIn("devices that reach each other", reply.json["message"])
+        self.finish()
+
+    def refused(self, settings, *texts, environment=None):
+        """A node that does not start says why."""
+        node = Node("decode", self.folder, {key.replace("__", "."): value for key, value in settings.items()},
+                    environment=environment)
+        self.nodes.append(node)
+        self.assertNotEqual(node.wait_end(), 0)
+        for text in texts:
+            self.assertIn(text, node.text())
+
+    def test_what_does_not_go_together(self):
+        self.refused({"pool__memory": "shm", "mover__kind": "cuda"}, "mover cuda is for pools of kind cuda")
+        self.refused({"pool__memory": "cuda", "mover__kind": "mapped"}, "mover mapped is for pools of kind shm")
+
+    def test_no_driver(self):
+        self.refused({"pool__memory": "cuda"}, "pool.memory", "NVIDIA driver", environment={"KVF_STANDIN_CUDA_DEVICES": "0"})
+
+    def test_no_room_on_the_device(self):
+        self.refused({"pool__memory": "cuda"}, "of device 0: out of memory",
+                     environment={"KVF_STANDIN_CUDA_FAIL": "cudaMalloc:2"})
+
+    # Mappings that cannot be had: the CPU's memory is the way.
+
+    def test_memory_that_cannot_be_shared(self):
+        prefill = self.failing("prefill", "cudaIpcGetMemHandle", 1, **CUDA)
+        decode = self.node("decode", **CUDA)
+        self.assertIn("mover cuda is not available, so all goes through ucx", prefill.text())
+        self.check_way(prefill, decode, "ucx")
+        self.finish()
+
+    def test_mapping_that_cannot_be_opened(self):
+        """The first pool can be, the second cannot: what was opened is closed, and given back."""
+        prefill = self.node("prefill", **CUDA)
+        decode = self.failing("decode", "cudaIpcOpenMemHandle", 2, **CUDA)
+        self.check_way(prefill, decode, "ucx")
+        self.assertEqual(self.fallbacks(decode), 1)
+        self.assertIn("are not mapped, so ucx carries: opening its memory", decode.text())
+        self.finish()
+
+    # A device that fails, for good: an error for each request, never 200, nothing hangs, and the other side is well.
+
+    def check_dead(self, prefill, decode, dead, states):
+        """Requests until the device fails, and two after it."""
+        n_failed = 0
+        for k in range(200):
+            first = prefill.prefill("r%d" % k, 700)
+            reply = first if first.status != 200 else decode.decode("r%d" % k, first.json["kv_transfer_params"])
+            if reply.status == 200:
+                self.assertTrue(reply.json["verified"], reply)
+                self.assertEqual(n_failed, 0, "a device that has failed stays so")
+                continue
+            self.assertIn(reply.json["error"], states, reply)
+            n_failed += 1
+            if n_failed == 3:
+                break
+        self.assertEqual(n_failed, 3, dead.text())
+        for node in (prefill, decode):
+            self.assert_quiet(node)
+            self.assertTrue(node.alive())
+
+    def test_decode_device_fails(self):
+        for kind in ("auto", "ucx"):
+            prefill = self.node("prefill", mover__kind=kind, **CUDA)
+            decode = self.failing("decode", "execute", 40, mover__kind=kind, pool__memory="cuda", verify="off")
+            self.check_dead(prefill, decode, decode, ("internal", "io"))
+            self.assertEqual(self.run_one(prefill, self.node("decode", **CUDA), "other")["bytes"] > 0, True)
+            decode.kill()
+            self.end()
+
+    def test_prefill_device_fails(self):
+        for kind in ("auto", "ucx"):
+            prefill = self.failing("prefill", "execute", 40, mover__kind=kind, **CUDA)
+            decode = self.node("decode", mover__kind=kind, **CUDA)
+            self.check_dead(prefill, decode, prefill, ("peer_lost", "prefill_failed", "internal", "io"))
+            self.run_one(self.node("prefill", **CUDA), decode, "other")
+            prefill.kill()
+            self.end()
+
+    # Processes that end with mappings open.
+
+    def test_decode_node_dies_while_it_copies(self):
+        prefill = self.node("prefill", **BIG)
+        caught = 0
+        for k in range(TRIES):
+            decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "decode", **BIG)
+            asking = self.start_moving(prefill, decode, "kill-%d" % k, 3000)
+            caught += not asking.ended
+            decode.kill()
+            killed = time.monotonic()
+            self.assert_quiet(prefill, 1.0 * SLOWNESS)
+            self.assertLess(time.monotonic() - killed, 1.0 * SLOWNESS)
+            if caught == 2:
+                break
+        self.assertGreater(caught, 0, "no kill met a transfer in the middle")
+        self.run_one(prefill, self.node("decode", **BIG), "after", 100)
+        self.finish()
+
+    def test_prefill_node_dies_while_it_is_copied_from(self):
+        decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "decode", **BIG)
+        caught = 0
+        for k in range(TRIES):
+            prefill = self.node("prefill", **BIG)
+            asking = self.start_moving(prefill, decode, "kill-%d" % k, 3000)
+            prefill.kill()
+            reply = asking.wait()
+            caught += reply.status != 200
+            self.assertIn(reply.error[1], (None, "peer_lost"), reply)
+            self.assert_quiet(decode)
+            if caught == 2:
+                break
+        self.assertGreater(caught, 0, "no kill met a transfer in the middle")
+        self.run_one(self.node("prefill", **BIG), decode, "after", 100)
+        self.finish()
+
+    def test_cancelled_while_the_device_is_late(self):
+        """Its pages come back when the device has let go of them, and serve the next request."""
+        for kind in ("auto", "ucx"):
+            prefill = self.node("prefill", mover__kind=kind, **CUDA)
+            decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "30000"}, "decode", mover__kind=kind, **CUDA)
+            for k in range(4):
+                asking = self.start_moving(prefill, decode, "c%d" % k, 5000)
+                decode.cancel("c%d" % k)
+                reply = asking.wait()
+                self.assertIn(reply.status, (200, 499), reply)
+                self.assert_quiet(decode, 2 * PATIENCE_S)
+            self.run_one(prefill, decode, "after", 2000)
+            self.end()
+
+
+if __name__ == "__main__":
+    unittest.main()

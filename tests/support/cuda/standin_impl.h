@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_CUDA_STANDIN_IMPL_H
+#define KVF_TESTS_CUDA_STANDIN_IMPL_H
+
+/**
+ * @file
+ * The stand-in's parts: standin_memory.c (allocations, IPC), standin_stream.c (what is queued, and
+ * when it happens).
+ */
+
+#include "tests/support/cuda/standin.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stddef.h>
+
+/** The whole state, under one lock. */
+extern struct standin {
+    pthread_mutex_t lock;
+    pthread_cond_t cond; /**< something was queued, or has happened */
+    cudaError_t dead;    /**< why the context is; cudaSuccess: it lives */
+    bool held;
+    standin_cuda_counts_t counts;
+} standin;
+
+/** Begin a call of the runtime. @return What it fails with, if it does: the context is dead, or a
+ * test wants it to. */
+cudaError_t standin_enter(const char *function, cudaError_t how);
+
+/** With the lock held: whether a test wants the n-th of these to fail. */
+bool standin_hits(const char *function);
+
+/** With the lock held. @return Where the bytes of a device's, or of pinned memory, can be touched;
+ * NULL: they are not of one allocation. */
+uint8_t *standin_reach(uint64_t address, uint64_t bytes);
+/** With the lock held. @return Whether an address is that of a device's, or of pinned memory. */
+bool standin_is_known(uint64_t address);
+
+/** Wait until all streams have nothing queued. Without the lock. */
+void standin_drain(void);
+
+#endif

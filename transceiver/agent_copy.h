@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_AGENT_COPY_H
+#define KVF_AGENT_COPY_H
+
+/**
+ * @file
+ * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers' pools)
+ * and agent_device.c (pages on a device). Only these include it.
+ */
+
+#include "transceiver/agent_impl.h"
+
+typedef struct kvf_device_copier kvf_device_copier_t;
+
+struct kvf_copier {
+    kvf_agent_t *agent;
+    kvf_mover_t *mover;
+    kvf_crew_t *crew;
+    kvf_mapped_t *mapped;        /* NULL: nobody maps our pools, and we nobody's */
+    bool mapped_ready;           /* its descriptor was readable */
+    kvf_device_copier_t *device; /* NULL: the CPU reaches the pages */
+    kvf_job_t *short_first, *short_last;
+    uint64_t n_posted; /* jobs that the crew has */
+};
+
+/* A job of that many bytes is always one for the crew: it waits for a device. */
+#define COPIER_WAITS UINT64_MAX
+
+/** Have a job done. @param bytes  Of work: short jobs are done by the agent's thread. */
+void kvf_copier_have_done(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_job_t *job),
+                          void (*done)(kvf_job_t *job), uint64_t bytes);
+
+/** @return The memory of a page of ours from an offset on: an address of the device's, if it is
+ * there. @thread any */
+uint8_t *kvf_copier_page(const kvf_copier_t *copier, uint32_t group_idx, int32_t slot,
+                         uint64_t off);
+
+/* ---- agent_device.c ---- */
+
+/** @param n  Threads of the crew. @return KVF_OK; KVF_ERR_NO_MEMORY; KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_device_create(kvf_copier_t *copier, uint32_t n, kvf_detail_t *detail);
+/** The crew has nothing any more; peers' pools are closed and given back. */
+void kvf_device_destroy(kvf_copier_t *copier);
+/** The handles of our pools, for peers. @return As kvf_cuda_export(). */
+KVF_CHECK kvf_status_t kvf_device_export(const kvf_copier_t *copier, kvf_mapped_pool_t *pools,
+                                         kvf_detail_t *detail);
+/** See kvf_copier_post(), kvf_copier_moved(), kvf_copier_verify(), kvf_copier_digest(). */
+KVF_CHECK kvf_status_t kvf_device_post(kvf_copier_t *copier, kvf_window_t *window);
+void kvf_device_moved(kvf_copier_t *copier, const kvf_window_t *window);
+void kvf_device_verify(kvf_copier_t *copier, kvf_verify_t *verify);
+void kvf_device_digest(kvf_copier_t *copier, kvf_window_t *window);
+/** A peer's handles have come: open them; kvf_core_mapped() follows. */
+void kvf_device_mapped(kvf_copier_t *copier, uint64_t peer);
+/** No job for this peer is begun any more; its pools are closed, then given back, when the last one
+ * is done. */
+void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
+/** Post what the mover had no room for. @return How many. */
+unsigned kvf_device_progress(kvf_copier_t *copier);
+
+#endif

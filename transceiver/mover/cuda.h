@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MOVER_CUDA_H
+#define KVF_MOVER_CUDA_H
+
+/**
+ * @file
+ * Copies to, from and between pages on a CUDA device, with their digests: many in one launch, on
+ * streams of our own. A *lane* is a stream with what belongs to it, for one thread at a time;
+ * threads of the crew take one for each job, and wait for it there. The agent's thread never does.
+ *
+ * Peers' memory is read through mappings of it (mem/cuda.h): over NVLink, or on one device.
+ */
+
+#include "kvmgr/base/alloc.h"
+#include "kvmgr/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct kvf_lanes kvf_lanes_t;
+typedef struct kvf_lane kvf_lane_t;
+
+/**
+ * @param device        Its number.
+ * @param n             Lanes: as many as threads use them at once.
+ * @param[out] lanes_p  kvf_lanes_destroy() them.
+ * @return KVF_OK, KVF_ERR_NO_MEMORY, KVF_ERR_IO, KVF_ERR_UNSUPPORTED. @thread any
+ */
+KVF_CHECK kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, int device, uint32_t n,
+                                        kvf_lanes_t **lanes_p, kvf_detail_t *detail);
+
+/** No lane is taken. Waits for the device. NULL is allowed. @thread any */
+void kvf_lanes_destroy(kvf_lanes_t *lanes);
+
+/** Take a lane; its device is the thread's current one from now on. @return NULL: all are taken.
+ * @thread any */
+kvf_lane_t *kvf_lanes_take(kvf_lanes_t *lanes);
+/** Give it back; nothing is under way. @thread who took it */
+void kvf_lanes_give(kvf_lane_t *lane);
+
+/**
+ * Queue one copy. Failures are told by kvf_lane_finish().
+ *
+ * @param dst       Memory that the device reaches: its own, or kvf_lanes_pinned(). NULL: the source
+ * is only digested.
+ * @param src       The same, or a mapping of a peer's.
+ * @param bytes     1 to 2^31.
+ * @param digest_p  Gets kvf_digest() of what was stored at dst, or read, by the end of
+ * kvf_lane_finish(); NULL: not wanted.
+ * @thread the lane's  @cost one launch for many calls; waits for the device now and then
+ */
+void kvf_lane_copy(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
+                   uint64_t *digest_p);
+
+/** The same from memory that only the CPU reaches. @param src  Has been read when it returns. */
+void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
+                             uint64_t *digest_p);
+
+/**
+ * Wait for what was queued: all bytes are where they belong, and seen by whatever is launched from
+ * now on; digests are written.
+ *
+ * @return KVF_OK; KVF_ERR_IO: some of it did not happen, and nothing of it will. @thread the lane's
+ */
+KVF_CHECK kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail);
+
+/** @return Memory of the CPU's that the device reaches, too; NULL: there is none. @thread any
+ * @cost that of pinning pages; may wait for the device */
+void *kvf_lanes_pinned(const kvf_lanes_t *lanes, uint64_t bytes);
+/** Give it back. NULL is allowed. */
+void kvf_lanes_unpin(const kvf_lanes_t *lanes, void *pinned);
+
+#endif

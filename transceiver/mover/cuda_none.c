@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instead of cuda.c in a build without CUDA: no device is ever opened (mem/cuda_none.c), so nothing
+ * here is called. */
+#include "transceiver/mover/cuda.h"
+
+#include <stdlib.h>
+
+kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, int device, uint32_t n,
+                              kvf_lanes_t **lanes_p, kvf_detail_t *detail) {
+    (void)alloc;
+    (void)device;
+    (void)n;
+    (void)lanes_p;
+    (void)detail;
+    abort();
+}
+
+void kvf_lanes_destroy(kvf_lanes_t *lanes) {
+    (void)lanes;
+    abort();
+}
+
+kvf_lane_t *kvf_lanes_take(kvf_lanes_t *lanes) {
+    (void)lanes;
+    abort();
+}
+
+void kvf_lanes_give(kvf_lane_t *lane) {
+    (void)lane;
+    abort();
+}
+
+void kvf_lane_copy(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
+                   uint64_t *digest_p) {
+    (void)lane;
+    (void)dst;
+    (void)src;
+    (void)bytes;
+    (void)digest_p;
+    abort();
+}
+
+void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
+                             uint64_t *digest_p) {
+    (void)lane;
+    (void)dst;
+    (void)src;
+    (void)bytes;
+    (void)digest_p;
+    abort();
+}
+
+kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail) {
+    (void)lane;
+    (void)detail;
+    abort();
+}
+
+void *kvf_lanes_pinned(const kvf_lanes_t *lanes, uint64_t bytes) {
+    (void)lanes;
+    (void)bytes;
+    abort();
+}
+
+void kvf_lanes_unpin(const kvf_lanes_t *lanes, void *pinned) {
+    (void)lanes;
+    (void)pinned;
+    abort();
+}
