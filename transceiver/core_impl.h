@@ -27,8 +27,9 @@ typedef struct kvf_turns {
 /** What a send may post before the next one has its turn: short, so that who comes last waits
  * little; long enough that a commit for each costs nothing (docs/benchmarks/fairness.md). */
 #define KVF_TURN_BYTES (UINT64_C(256) << 10)
-/** The same, of what is not moved but digested. */
+/** The same, of what is not moved but digested; and by a device, in one launch. */
 #define KVF_DIGEST_BYTES (UINT64_C(1) << 20)
+#define KVF_DEVICE_DIGEST_BYTES (UINT64_C(16) << 20)
 /** What is only told, because the receiver fetches it and the digests are there, costs a turn so
  * many times less. */
 #define KVF_TOLD_SHARE 16
@@ -349,6 +350,10 @@ struct kvf_core {
     uint64_t n_tombstones;
 };
 
+/** @return Whether the pages are a device's: its jobs are longer, as each waits for a launch. */
+static inline bool kvf_core_on_device(const kvf_core_t *core) {
+    return core->config.regions[0].memory == KVF_MEM_CUDA;
+}
 /** Put an operation into the list of due events (once). */
 void kvf_op_due(kvf_op_t *op);
 /** Give it its one result; it must not have one. Disarms its timer. */

@@ -13,6 +13,8 @@
  * do, because a job costs something, too. */
 #define MIN_JOB_BYTES (UINT64_C(256) << 10)
 #define MAX_JOB_BYTES (UINT64_C(2) << 20)
+/* Of a device, for which a job is a launch. */
+#define MAX_DEVICE_JOB_BYTES (UINT64_C(16) << 20)
 
 /* ---- coverage ---- */
 
@@ -192,6 +194,7 @@ static bool fill_job(kvf_recv_op_t *recv, kvf_verify_t *job) {
     kvf_core_t *core = recv->op.core;
     uint64_t most = (recv->claimed_bytes - recv->sealed_bytes) / 16;
     most = most < MIN_JOB_BYTES ? MIN_JOB_BYTES : most > MAX_JOB_BYTES ? MAX_JOB_BYTES : most;
+    most = kvf_core_on_device(core) ? MAX_DEVICE_JOB_BYTES : most;
     job->source = NULL;
     job->recv_id = recv->op.id;
     job->peer = recv->op.mapped ? recv->op.peer->number : 0;

@@ -41,10 +41,11 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         all.groups[g] = (kvf_plan_group_t){.wanted = send->live[g], .destination = send->slots[g]};
     }
+    uint64_t most = kvf_core_on_device(core) ? KVF_DEVICE_DIGEST_BYTES : KVF_DIGEST_BYTES;
     while (window->n_pieces == 0 && next_part(send)) {
         kvf_piece_t piece;
         int32_t source;
-        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < KVF_DIGEST_BYTES &&
+        while (window->n_pieces < KVF_WINDOW_PIECES && window->bytes < most &&
                kvf_plan_next(&all, send->slots, &send->parts[ahead->part_idx], &ahead->cursor,
                              &piece, &source)) {
             piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;

@@ -97,10 +97,14 @@ Test(bench_options, numbers_that_do_not_go_together) {
     refused(options, "need 28672");
     options = good;
     options.mover = "magic";
-    refused(options, "auto, mapped or ucx");
+    refused(options, "auto, mapped, ucx or cuda");
+    options = good;
+    options.memory = "disk";
+    refused(options, "host, shm or cuda");
     options = good;
     options.memory = "cuda";
-    refused(options, "host or shm");
+    options.reference = KVF_BENCH_NT;
+    refused(options, "tools/check-gpu");
     options = good;
     options.block_bytes = 4097;
     refused(options, "--block-bytes");
@@ -125,8 +129,9 @@ Test(bench_options, numbers_that_do_not_go_together) {
 }
 
 Test(bench_options, memory_goes_with_the_transports) {
-    cr_assert_str_eq(kvf_bench_memory("auto"), "shm");
-    cr_assert_str_eq(kvf_bench_memory("posix,self"), "shm");
-    cr_assert_str_eq(kvf_bench_memory("tcp,sysv"), "shm");
-    cr_assert_str_eq(kvf_bench_memory("tcp,self"), "host");
+    cr_assert_str_eq(kvf_bench_memory("auto", "auto"), "shm");
+    cr_assert_str_eq(kvf_bench_memory("cuda", "auto"), "cuda");
+    cr_assert_str_eq(kvf_bench_memory("auto", "posix,self"), "shm");
+    cr_assert_str_eq(kvf_bench_memory("auto", "tcp,sysv"), "shm");
+    cr_assert_str_eq(kvf_bench_memory("auto", "tcp,self"), "host");
 }

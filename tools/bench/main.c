@@ -48,7 +48,8 @@ static const struct argp_option arguments[] = {
     {.name = "memory",
      .key = KEY_MEMORY,
      .arg = "KIND",
-     .doc = "Of the pools: host or shm (shm where --tls can make it)"},
+     .doc =
+         "Of the pools: host, shm or cuda (shm where --tls can make it; cuda with --mover cuda)"},
     {.name = "direction", .key = KEY_DIRECTION, .arg = "WAY", .doc = "push or pull (push)"},
     {.name = "digest", .key = KEY_DIGEST, .arg = "on|off", .doc = "Verify what arrives (on)"},
     {.name = "threads",
@@ -181,7 +182,7 @@ static error_t take(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_END: {
         kvf_detail_t detail;
         if (options->memory == NULL) {
-            options->memory = kvf_bench_memory(options->tls);
+            options->memory = kvf_bench_memory(options->mover, options->tls);
         }
         if (options->threads == 0 && options->reference != KVF_BENCH_NONE) {
             options->threads = 1;

@@ -71,7 +71,10 @@ kvf_status_t kvf_bench_layout(uint64_t block_bytes, uint64_t layers, kvf_layout_
     return KVF_OK;
 }
 
-const char *kvf_bench_memory(const char *tls) {
+const char *kvf_bench_memory(const char *mover, const char *tls) {
+    if (strcmp(mover, "cuda") == 0) {
+        return "cuda";
+    }
     return strcmp(tls, "auto") == 0 || strstr(tls, "posix") != NULL || strstr(tls, "sysv") != NULL
                ? "shm"
                : "host";
@@ -85,13 +88,18 @@ kvf_status_t kvf_bench_check(const kvf_bench_options_t *options, kvf_detail_t *d
         return status;
     }
     if (strcmp(options->mover, "auto") != 0 && strcmp(options->mover, "mapped") != 0 &&
-        strcmp(options->mover, "ucx") != 0) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "--mover is %.32s; give auto, mapped or ucx",
+        strcmp(options->mover, "ucx") != 0 && strcmp(options->mover, "cuda") != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "--mover is %.32s; give auto, mapped, ucx or cuda",
                         options->mover);
     }
-    if (strcmp(options->memory, "host") != 0 && strcmp(options->memory, "shm") != 0) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "--memory is %.32s; give host or shm",
+    if (strcmp(options->memory, "host") != 0 && strcmp(options->memory, "shm") != 0 &&
+        strcmp(options->memory, "cuda") != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "--memory is %.32s; give host, shm or cuda",
                         options->memory);
+    }
+    if (strcmp(options->memory, "cuda") == 0 && options->reference != KVF_BENCH_NONE) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "--memory cuda: references are the CPU's; tools/check-gpu has a device's");
     }
     /* Every second slot, so that no two are adjacent. */
     if (kvf_mul_u64(options->blocks, 2, &slots) != KVF_OK || slots == 0 ||

@@ -73,7 +73,7 @@ KVF_CHECK kvf_status_t kvf_bench_layout(uint64_t block_bytes, uint64_t layers,
 
 /** @return The kind of memory that goes with a list of UCX transports: "shm" when it has a shared
  * one or is auto, else "host". @thread any */
-const char *kvf_bench_memory(const char *tls);
+const char *kvf_bench_memory(const char *mover, const char *tls);
 
 /**
  * Check that the numbers go together.

@@ -38,8 +38,9 @@ static kvf_status_t offer(sender_t *sender, kvf_bench_message_t *message, kvf_de
         return status;
     }
     for (int64_t i = 0; i < side->n_blocks; i++) {
-        kvf_scatter_fill(kvf_bench_block(side, i), kvf_group_block_bytes(&side->layout.groups[0]),
-                         message->rep, (uint64_t)i);
+        kvf_scatter_fill(kvf_bench_look(side, side->slots[i]),
+                         kvf_group_block_bytes(&side->layout.groups[0]), message->rep, (uint64_t)i);
+        kvf_bench_put(side, side->slots[i]);
     }
     kvf_bench_expect(side);
     status = kvf_send_open(side->agent, &desc, kvf_bench_on_event, &side->outcome, &sender->send,

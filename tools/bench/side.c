@@ -63,6 +63,12 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
     if (status == KVF_OK) {
         status = kvf_pool_create(side_p->agent, &pool, &side_p->pool, detail);
     }
+    if (status == KVF_OK && strcmp(options->memory, "cuda") == 0) {
+        side_p->copy = malloc(options->block_bytes);
+        if (side_p->copy == NULL) {
+            status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a block");
+        }
+    }
     if (status == KVF_OK) {
         status = side_p->caller ? kvf_agent_start(side_p->agent, detail)
                                 : kvf_agent_start_thread(side_p->agent, detail);
@@ -74,12 +80,32 @@ void kvf_bench_side_close(kvf_bench_side_t *side) {
     /* Busy: the end of the process is as good. */
     (void)kvf_agent_destroy(side->agent);
     free(side->slots);
+    free(side->copy);
     side->agent = NULL;
+    side->copy = NULL;
     side->slots = NULL;
 }
 
-void *kvf_bench_block(const kvf_bench_side_t *side, int64_t i) {
-    return kvf_pool_page(side->pool, side->slots[i]);
+void *kvf_bench_look(const kvf_bench_side_t *side, int32_t slot) {
+    const uint64_t bytes = kvf_group_block_bytes(&side->layout.groups[0]);
+    kvf_detail_t detail;
+    if (slot < 0 || slot >= side->n_pages || side->copy == NULL) {
+        return kvf_pool_page(side->pool, slot);
+    }
+    if (kvf_pool_read(side->pool, slot, 0, side->copy, bytes, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "kvferry bench: %s\n", detail.text);
+        memset(side->copy, 0, bytes);
+    }
+    return side->copy;
+}
+
+void kvf_bench_put(const kvf_bench_side_t *side, int32_t slot) {
+    const uint64_t bytes = kvf_group_block_bytes(&side->layout.groups[0]);
+    kvf_detail_t detail;
+    if (side->copy != NULL &&
+        kvf_pool_write(side->pool, slot, 0, side->copy, bytes, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "kvferry bench: %s\n", detail.text);
+    }
 }
 
 kvf_table_t kvf_bench_table(const kvf_bench_side_t *side) {

@@ -37,6 +37,7 @@ typedef struct kvf_bench_side {
     int64_t n_pages;
     int32_t *slots; /**< of the blocks, in the order of the tokens */
     int64_t n_blocks;
+    void *copy; /**< of a block, where the CPU does not reach the pool; or NULL */
     kvf_bench_outcome_t outcome;
     bool caller; /**< no thread of its own drives the agent */
 } kvf_bench_side_t;
@@ -77,8 +78,15 @@ KVF_CHECK kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, i
 /** End the agent. Half-open sides are allowed. */
 void kvf_bench_side_close(kvf_bench_side_t *side);
 
-/** @return The memory of block i. */
-void *kvf_bench_block(const kvf_bench_side_t *side, int64_t i);
+/**
+ * Look at a slot.
+ *
+ * @return Its memory; of a pool on a device a copy, until the next look: all zero if the device
+ * fails, which then counts as wrong bytes. NULL: there is no such slot.
+ */
+void *kvf_bench_look(const kvf_bench_side_t *side, int32_t slot);
+/** Let what was written at the last look be in its slot. */
+void kvf_bench_put(const kvf_bench_side_t *side, int32_t slot);
 
 /** @return The table of all blocks, as long as the side is open. */
 kvf_table_t kvf_bench_table(const kvf_bench_side_t *side);

@@ -126,24 +126,26 @@ static kvf_status_t ask(bench_t *bench, kvf_bench_message_t *message) {
 
 static void verify(bench_t *bench, uint64_t rep) {
     for (int64_t i = 0; i < bench->side.n_blocks; i++) {
-        bench->result->wrong_bytes += kvf_scatter_wrong(
-            kvf_bench_block(&bench->side, i), bench->options->block_bytes, rep, (uint64_t)i);
+        bench->result->wrong_bytes +=
+            kvf_scatter_wrong(kvf_bench_look(&bench->side, bench->side.slots[i]),
+                              bench->options->block_bytes, rep, (uint64_t)i);
     }
 }
 
 /* The slots between the blocks belong to others. */
 static void poison_neighbours(const bench_t *bench) {
     for (int64_t i = 0; i < bench->side.n_blocks; i++) {
-        void *page = kvf_pool_page(bench->side.pool, bench->side.slots[i] + 1);
+        void *page = kvf_bench_look(&bench->side, bench->side.slots[i] + 1);
         if (page != NULL) {
             kvf_scatter_poison(page, bench->options->block_bytes);
+            kvf_bench_put(&bench->side, bench->side.slots[i] + 1);
         }
     }
 }
 
 static void verify_neighbours(bench_t *bench) {
     for (int64_t i = 0; i < bench->side.n_blocks; i++) {
-        const void *page = kvf_pool_page(bench->side.pool, bench->side.slots[i] + 1);
+        const void *page = kvf_bench_look(&bench->side, bench->side.slots[i] + 1);
         if (page != NULL) {
             bench->result->wrong_bytes += kvf_scatter_touched(page, bench->options->block_bytes);
         }
@@ -169,7 +171,8 @@ static kvf_status_t repeat(bench_t *bench, uint64_t rep, kvf_bench_measure_t mea
         return status;
     }
     for (int64_t i = 0; i < side->n_blocks; i++) {
-        kvf_scatter_poison(kvf_bench_block(side, i), bench->options->block_bytes);
+        kvf_scatter_poison(kvf_bench_look(side, side->slots[i]), bench->options->block_bytes);
+        kvf_bench_put(side, side->slots[i]);
     }
     kvf_bench_expect(side);
     const kvf_recv_desc_t desc = {.request_id = id,
@@ -226,7 +229,9 @@ static kvf_status_t measure(bench_t *bench) {
         }
     }
     (void)snprintf(result->mover, sizeof(result->mover), "%s", bench->side.outcome.mover);
-    result->transport = strcmp(result->mover, "mapped") == 0 ? "shm" : options->tls;
+    result->transport = strcmp(result->mover, "mapped") == 0 ? "shm"
+                        : strcmp(result->mover, "cuda") == 0 ? "device"
+                                                             : options->tls;
     result->bytes = bench->side.outcome.bytes;
     result->pieces = bench->side.outcome.pieces;
     result->layers = bench->side.layout.groups[0].n_layers;

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What only a device can show: that its kernels do what their bodies do on the CPU, that memory
+ * goes from process to process, and how fast. Prints one JSON object. Exit code 0: all is well; 1:
+ * it is not; 77: there is no device (1 with KVF_REQUIRE_GPU=1). With the stand-in for the CUDA
+ * runtime the same code runs, and its times mean nothing.
+ *
+ *     suite [--short]            everything
+ *     suite --child FD FD        the other process of a check */
+#include "kernels/digest.h"
+#include "kernels/move.h"
+#include "tests/support/random.h"
+#include "transceiver/mem/cuda.h"
+#include "transceiver/mover/cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (UINT64_C(1) << 20)
+#define WINDOW_BYTES (64 * MIB)
+#define SKIPPED 77
+
+static kvf_cuda_t *cuda;
+static const kvf_mem_kind_t *kind;
+static kvf_detail_t detail;
+static bool is_short;
+static int n_failed;
+
+/* One line for each check. */
+static void report(json_t *checks, const char *name, bool ok, const char *why) {
+    (void)fprintf(stderr, "%-4s %s%s%s\n", ok ? "ok" : "FAIL", name, ok ? "" : ": ", ok ? "" : why);
+    (void)json_object_set_new(checks, name, ok ? json_true() : json_string(why));
+    n_failed += !ok;
+}
+
+static kvf_mem_t memory(uint64_t bytes) {
+    kvf_mem_t mem;
+    if (kind->alloc(kind, bytes, &mem, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "%s\n", detail.text);
+        exit(1);
+    }
+    return mem;
+}
+
+static void put(kvf_mem_t *mem, const uint8_t *bytes) {
+    if (mem->kind->write(mem, 0, bytes, mem->bytes, NULL, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "%s\n", detail.text);
+        exit(1);
+    }
+}
+
+static void get(const kvf_mem_t *mem, uint8_t *bytes) {
+    if (mem->kind->read(mem, 0, bytes, mem->bytes, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "%s\n", detail.text);
+        exit(1);
+    }
+}
+
+static uint8_t *random_bytes(uint64_t n, uint64_t seed) {
+    test_random_t random = {seed, seed};
+    uint8_t *bytes = malloc(n);
+    if (bytes == NULL) {
+        exit(1);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        bytes[i] = (uint8_t)test_between(&random, 0, 255);
+    }
+    return bytes;
+}
+
+/* ---- the kernel against its body ---- */
+
+/* A list of moves between two pools, for addresses of either kind. */
+static void make_list(kvf_moves_t *list, uint64_t *leaves, uint64_t to, uint64_t from,
+                      uint64_t bytes, test_random_t *random, bool aligned) {
+    uint64_t dst = 0, src = 0;
+    kvf_moves_begin(list, leaves);
+    while (list->n < KVF_MOVES) {
+        uint64_t length = test_between(random, 0, 2) == 0
+                              ? KVF_DIGEST_LEAF_BYTES * (uint64_t)test_between(random, 1, 64)
+                              : (uint64_t)test_between(random, 1, 20000);
+        dst += aligned ? (16 - dst % 16) % 16 : (uint64_t)test_between(random, 0, 40);
+        src += aligned ? (16 - src % 16) % 16 : (uint64_t)test_between(random, 0, 40);
+        if (dst + length > bytes || src + length > bytes) {
+            break;
+        }
+        bool stores = test_between(random, 0, 7) > 0;
+        (void)kvf_moves_add(list, stores ? to + dst : 0, from + src, length);
+        dst += length;
+        src += length;
+    }
+}
+
+static void check_moves(json_t *checks) {
+    const uint64_t bytes = 32 * MIB, n_leaves = 2 * bytes / KVF_DIGEST_LEAF_BYTES + KVF_MOVES;
+    uint8_t *from = random_bytes(bytes, 1), *want = malloc(bytes), *got = malloc(bytes);
+    uint64_t *want_leaves = calloc(n_leaves, 8), *got_leaves = NULL;
+    kvf_moves_t *list = malloc(sizeof(*list));
+    kvf_mem_t source = memory(bytes), target = memory(bytes);
+    cudaStream_t stream;
+    bool ok =
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+        cudaHostAlloc((void **)&got_leaves, n_leaves * 8, cudaHostAllocPortable) == cudaSuccess;
+    const char *why = "a call of the runtime failed";
+    put(&source, from);
+    for (uint64_t round = 0; ok && round < (is_short ? 8U : 60U); round++) {
+        test_random_t random = {round, round}, same = random;
+        bool hashed = round % 4 != 3, aligned = round % 2 == 0;
+        memset(want, 0x5a, bytes);
+        put(&target, want);
+        memset(got_leaves, 0, n_leaves * 8);
+        make_list(list, hashed ? got_leaves : NULL, (uintptr_t)target.base, (uintptr_t)source.base,
+                  bytes, &random, aligned);
+        ok = kvf_moves_launch(list, stream) == cudaSuccess &&
+             cudaStreamSynchronize(stream) == cudaSuccess;
+        make_list(list, hashed ? want_leaves : NULL, (uintptr_t)want, (uintptr_t)from, bytes, &same,
+                  aligned);
+        kvf_moves_run(list);
+        get(&target, got);
+        if (ok && memcmp(got, want, bytes) != 0) {
+            ok = false;
+            why = "bytes differ";
+        }
+        if (ok && hashed && memcmp(got_leaves, want_leaves, list->n_leaves * 8) != 0) {
+            ok = false;
+            why = "hashes differ";
+        }
+    }
+    report(checks, "kernel against its body: bytes and hashes", ok, why);
+    (void)cudaStreamDestroy(stream);
+    (void)cudaFreeHost(got_leaves);
+    source.kind->free(&source);
+    target.kind->free(&target);
+    free(list);
+    free(from);
+    free(want);
+    free(got);
+    free(want_leaves);
+}
+
+static void check_lanes(json_t *checks) {
+    const uint64_t bytes = 16 * MIB;
+    uint8_t *from = random_bytes(bytes, 2), *got = malloc(bytes);
+    uint64_t digests[2][64] = {{0}};
+    kvf_mem_t source = memory(bytes), target = memory(bytes);
+    kvf_lanes_t *lanes = NULL;
+    put(&source, from);
+    bool ok = kvf_lanes_create(kvf_alloc_default(), 0, 2, &lanes, &detail) == KVF_OK;
+    for (int host = 0; ok && host < 2; host++) {
+        kvf_lane_t *lane = kvf_lanes_take(lanes);
+        for (uint64_t i = 0; i < 64; i++) {
+            uint64_t at = i * (bytes / 64), length = bytes / 64 - i;
+            if (host) {
+                kvf_lane_copy_from_host(lane, target.base + at, from + at, length, &digests[1][i]);
+            } else {
+                kvf_lane_copy(lane, target.base + at, source.base + at, length, &digests[0][i]);
+            }
+        }
+        ok = kvf_lane_finish(lane, &detail) == KVF_OK;
+        kvf_lanes_give(lane);
+        get(&target, got);
+        for (uint64_t i = 0; ok && i < 64; i++) {
+            uint64_t at = i * (bytes / 64), length = bytes / 64 - i;
+            ok = memcmp(got + at, from + at, length) == 0 &&
+                 digests[host][i] == kvf_digest(from + at, length);
+            (void)kvf_fail(&detail, KVF_ERR_IO, "piece %d of run %d", (int)i, host);
+        }
+    }
+    report(checks, "lanes: from the device and through the CPU", ok, detail.text);
+    kvf_lanes_destroy(lanes);
+    source.kind->free(&source);
+    target.kind->free(&target);
+    free(from);
+    free(got);
+}
+
+/* ---- two processes ---- */
+
+typedef struct child {
+    pid_t pid;
+    int to, from;
+} child_t;
+
+static child_t start_child(const char *program) {
+    int down[2], up[2];
+    char in[16], out[16];
+    if (pipe(down) != 0 || pipe(up) != 0) {
+        exit(1);
+    }
+    child_t child = {fork(), down[1], up[0]};
+    if (child.pid == 0) { /* a new program: a context does not survive a fork */
+        (void)close(down[1]);
+        (void)close(up[0]);
+        (void)snprintf(in, sizeof(in), "%d", down[0]);
+        (void)snprintf(out, sizeof(out), "%d", up[1]);
+        (void)execl(program, program, "--child", in, out, (char *)NULL);
+        _exit(127);
+    }
+    (void)close(down[0]);
+    (void)close(up[1]);
+    return child;
+}
+
+/* Open the handle that comes, read through it for ever, and say when the first copy was right. */
+static int run_child(int in, int out) {
+    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
+    kvf_cuda_import_t import = {NULL, NULL};
+    kvf_lanes_t *lanes = NULL;
+    uint64_t bytes = 8 * MIB, digest = 0, want = 0;
+    if (read(in, handle, sizeof(handle)) != sizeof(handle) ||
+        read(in, &want, sizeof(want)) != sizeof(want) ||
+        kvf_cuda_open_import(cuda, handle, &import, &detail) != KVF_OK ||
+        kvf_lanes_create(kvf_alloc_default(), 0, 1, &lanes, &detail) != KVF_OK) {
+        (void)fprintf(stderr, "child: %s\n", detail.text);
+        return 1;
+    }
+    kvf_mem_t target = memory(bytes);
+    for (;;) {
+        kvf_lane_t *lane = kvf_lanes_take(lanes);
+        kvf_lane_copy(lane, target.base, import.base, bytes, &digest);
+        if (kvf_lane_finish(lane, &detail) != KVF_OK || digest != want) {
+            (void)fprintf(stderr, "child: %s\n", digest != want ? "other bytes" : detail.text);
+            return 1;
+        }
+        kvf_lanes_give(lane);
+        if (write(out, "r", 1) != 1) {
+            return 0;
+        }
+    }
+}
+
+/* A peer reads our pool, and is killed while it does: the memory stays ours, and can be freed. The
+ * pool is on that device, the peer on the first one. */
+static void check_processes(json_t *checks, const char *program, int device) {
+    const uint64_t bytes = 8 * MIB;
+    uint8_t *from = random_bytes(bytes, 3), handle[KVF_CUDA_HANDLE_BYTES], word;
+    uint64_t want = kvf_digest(from, bytes);
+    char name[96];
+    kvf_cuda_t *owner = NULL;
+    kvf_mem_t pool;
+    bool ok = kvf_cuda_open(kvf_alloc_default(), device, &owner, &detail) == KVF_OK &&
+              kvf_cuda_kind(owner)->alloc(kvf_cuda_kind(owner), bytes, &pool, &detail) == KVF_OK;
+    if (!ok) {
+        report(checks, "a pool for another process", ok, detail.text);
+        exit(1);
+    }
+    put(&pool, from);
+    ok = kvf_cuda_export(&pool, handle, &detail) == KVF_OK;
+    for (int round = 0; ok && round < (is_short ? 1 : 3); round++) {
+        int status;
+        child_t child = start_child(program);
+        ok = write(child.to, handle, sizeof(handle)) == sizeof(handle) &&
+             write(child.to, &want, sizeof(want)) == sizeof(want) &&
+             read(child.from, &word, 1) == 1;
+        (void)kvf_fail(&detail, KVF_ERR_IO, "the other process did not read it");
+        (void)kill(child.pid, SIGKILL);
+        (void)waitpid(child.pid, &status, 0);
+        (void)close(child.to);
+        (void)close(child.from);
+    }
+    (void)snprintf(name, sizeof(name),
+                   "another process reads device %d, and is killed with the mapping open", device);
+    report(checks, name, ok, detail.text);
+    uint8_t *got = malloc(bytes);
+    get(&pool, got);
+    (void)snprintf(name, sizeof(name), "the memory of device %d is what it was", device);
+    report(checks, name, memcmp(got, from, bytes) == 0, "it changed");
+    pool.kind->free(&pool);
+    kvf_cuda_close(owner);
+    free(from);
+    free(got);
+}
+
+/* ---- how fast ---- */
+
+static double now_us(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median of a window of pieces, every other slot of a pool; n = 0: one large copy. */
+static double window_us(kvf_lanes_t *lanes, const kvf_mem_t *to, const kvf_mem_t *from,
+                        uint64_t piece_bytes, uint64_t n, bool digests) {
+    double times[40];
+    int reps = is_short ? 3 : 40;
+    uint64_t *got = calloc(n + 1, sizeof(*got));
+    cudaStream_t stream = NULL;
+    if (got == NULL || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+        exit(1);
+    }
+    for (int rep = -3; rep < reps; rep++) {
+        double began = now_us();
+        bool ok = true;
+        if (n == 0) {
+            ok = cudaMemcpyAsync(to->base, from->base, piece_bytes, cudaMemcpyDefault, stream) ==
+                     cudaSuccess &&
+                 cudaStreamSynchronize(stream) == cudaSuccess;
+        } else {
+            kvf_lane_t *lane = kvf_lanes_take(lanes);
+            for (uint64_t i = 0; i < n; i++) {
+                uint64_t at = 2 * ((i * 7919) % n) * piece_bytes;
+                kvf_lane_copy(lane, to->base + 2 * i * piece_bytes, from->base + at, piece_bytes,
+                              digests ? &got[i] : NULL);
+            }
+            ok = kvf_lane_finish(lane, &detail) == KVF_OK;
+            kvf_lanes_give(lane);
+        }
+        if (!ok) {
+            (void)fprintf(stderr, "a window failed: %s\n", detail.text);
+            exit(1);
+        }
+        if (rep >= 0) {
+            times[rep] = now_us() - began;
+        }
+    }
+    qsort(times, (size_t)reps, sizeof(times[0]), by_value);
+    (void)cudaStreamDestroy(stream);
+    free(got);
+    return times[reps / 2];
+}
+
+static json_t *measure(void) {
+    static const uint64_t sizes[] = {4096, 16384, 65536, 262144, 1048576};
+    uint64_t bytes = is_short ? 4 * MIB : WINDOW_BYTES;
+    json_t *rows = json_array();
+    kvf_lanes_t *lanes = NULL;
+    kvf_mem_t to = memory(2 * bytes), from = memory(2 * bytes);
+    if (kvf_lanes_create(kvf_alloc_default(), 0, 1, &lanes, &detail) != KVF_OK) {
+        exit(1);
+    }
+    double one = window_us(lanes, &to, &from, bytes, 0, false);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        double plain = window_us(lanes, &to, &from, sizes[i], bytes / sizes[i], false);
+        double digested = window_us(lanes, &to, &from, sizes[i], bytes / sizes[i], true);
+        double again = window_us(lanes, &to, &from, bytes, 0, false);
+        double reference = (one + again) / 2; /* before it and after it */
+        (void)fprintf(stderr,
+                      "%8lu-byte pieces: %.1f us, with digests %.1f us; one copy of all %.1f us: "
+                      "%.2f and %.2f of it\n",
+                      (unsigned long)sizes[i], plain, digested, reference, reference / plain,
+                      reference / digested);
+        (void)json_array_append_new(rows, json_pack("{s:I, s:f, s:f, s:f}", "piece_bytes",
+                                                    (json_int_t)sizes[i], "us", plain, "digests_us",
+                                                    digested, "one_copy_us", reference));
+        one = again;
+    }
+    double flat[3] = {window_us(lanes, &to, &from, 4096, 1, false),
+                      window_us(lanes, &to, &from, 4096, 256, false),
+                      window_us(lanes, &to, &from, 4096, 1, true)};
+    (void)fprintf(stderr,
+                  "flat: 1 piece %.1f us, 256 pieces %.1f us, 1 piece with digest %.1f us\n",
+                  flat[0], flat[1], flat[2]);
+    kvf_lanes_destroy(lanes);
+    to.kind->free(&to);
+    from.kind->free(&from);
+    return json_pack("{s:I, s:o, s:f, s:f, s:f}", "window_bytes", (json_int_t)bytes, "rows", rows,
+                     "flat_1_piece_us", flat[0], "flat_256_pieces_us", flat[1], "flat_1_digest_us",
+                     flat[2]);
+}
+
+int main(int argc, char **argv) {
+    kvf_status_t status = kvf_cuda_open(kvf_alloc_default(), 0, &cuda, &detail);
+    if (status != KVF_OK) {
+        const char *required = getenv("KVF_REQUIRE_GPU");
+        bool must = required != NULL && strcmp(required, "1") == 0;
+        (void)fprintf(stderr, "%s: %s\n", must ? "FAIL" : "skipped", detail.text);
+        return must ? 1 : SKIPPED;
+    }
+    kind = kvf_cuda_kind(cuda);
+    if (argc == 4 && strcmp(argv[1], "--child") == 0) {
+        return run_child((int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10));
+    }
+    is_short = argc == 2 && strcmp(argv[1], "--short") == 0;
+    json_t *checks = json_object();
+    check_moves(checks);
+    check_lanes(checks);
+    int n_devices = 0;
+    (void)cudaGetDeviceCount(&n_devices);
+    for (int i = 0; i < n_devices && i < 2; i++) { /* the second one over NVLink, or PCIe */
+        check_processes(checks, argv[0], i);
+    }
+    json_t *result = json_pack("{s:s, s:o, s:o}", "device", kvf_cuda_name(cuda), "checks", checks,
+                               "windows", measure());
+    if (result == NULL || json_dumpf(result, stdout, JSON_INDENT(2)) != 0) {
+        return 1;
+    }
+    (void)putchar('\n');
+    json_decref(result);
+    kvf_cuda_close(cuda);
+    return n_failed == 0 ? 0 : 1;
+}
