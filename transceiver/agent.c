@@ -318,6 +318,7 @@ typedef struct request_call {
     char *ticket;
     size_t cap;
     kvf_status_t reason;
+    kvf_fence_t *fence;
     kvf_detail_t *detail;
     kvf_status_t status;
 } request_call_t;
@@ -358,17 +359,29 @@ kvf_status_t kvf_send_ticket(kvf_agent_t *agent, kvf_send_t send, char *ticket, 
 
 static void call_send_ready(void *arg) {
     request_call_t *c = arg;
-    c->status = kvf_core_send_ready(c->agent->core, c->id, c->desc, c->detail);
+    c->status = c->fence == NULL
+                    ? kvf_core_send_ready(c->agent->core, c->id, c->desc, c->detail)
+                    : kvf_loop_promise(c->agent->loop, c->fence, c->id, c->desc, c->detail);
 }
 
 kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send, const kvf_range_t *range,
                             const void *fence, kvf_detail_t *detail) {
     request_call_t c = {.id = send.id, .desc = range, .detail = detail};
-    if (fence != NULL) {
-        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                        "device fences: this version takes ranges that are written already");
+    if (fence != NULL && agent->fences == NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "a fence is an event of a CUDA device, where this agent has no pools");
     }
-    return request(agent, call_send_ready, &c);
+    if (fence != NULL) {
+        kvf_status_t status = kvf_fences_take(agent->fences, fence, &c.fence, detail);
+        if (status != KVF_OK) {
+            return status;
+        }
+    }
+    kvf_status_t status = request(agent, call_send_ready, &c);
+    if (status != KVF_OK && c.fence != NULL) {
+        kvf_fence_give(c.fence);
+    }
+    return status;
 }
 
 static void call_send_finish(void *arg) {

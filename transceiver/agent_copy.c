@@ -146,6 +146,7 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
     copier->mapped_ready = false; /* what is left makes it readable again */
     n += take_back(copier);
     n += copier->device == NULL ? 0 : kvf_device_progress(copier);
+    n += copier->waits == NULL ? 0 : kvf_fences_progress(copier);
     while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
         kvf_job_t *job = copier->short_first;
         copier->short_first = job->next;
@@ -300,8 +301,9 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wa
 
 void kvf_copier_destroy(kvf_copier_t *copier) {
     if (copier != NULL) {
-        while (copier->n_posted > 0) { /* pools of peers that are opened, or closed */
-            if (take_back(copier) == 0) {
+        /* Pools of peers that are opened, or closed; and fences of sends without pages. */
+        while (copier->n_posted > 0 || copier->waits != NULL) {
+            if (take_back(copier) + kvf_fences_progress(copier) == 0) {
                 (void)sched_yield();
             }
         }

@@ -4,13 +4,15 @@
 
 /**
  * @file
- * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers' pools)
- * and agent_device.c (pages on a device). Only these include it.
+ * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers'
+ * pools), agent_device.c (pages on a device) and agent_fence.c (when they are written). Only these
+ * include it.
  */
 
 #include "transceiver/agent_impl.h"
 
 typedef struct kvf_device_copier kvf_device_copier_t;
+typedef struct kvf_wait kvf_wait_t;
 
 struct kvf_copier {
     kvf_agent_t *agent;
@@ -20,7 +22,9 @@ struct kvf_copier {
     bool mapped_ready;           /* its descriptor was readable */
     kvf_device_copier_t *device; /* NULL: the CPU reaches the pages */
     kvf_job_t *short_first, *short_last;
-    uint64_t n_posted; /* jobs that the crew has */
+    uint64_t n_posted;              /* jobs that the crew has */
+    kvf_wait_t *waits, *waits_last; /* for fences */
+    uint64_t look_us;               /* when to look for those that failed */
 };
 
 /* A job of that many bytes is always one for the crew: it waits for a device. */
@@ -56,5 +60,10 @@ void kvf_device_mapped(kvf_copier_t *copier, uint64_t peer);
 void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
 /** Post what the mover had no room for. @return How many. */
 unsigned kvf_device_progress(kvf_copier_t *copier);
+
+/* ---- agent_fence.c ---- */
+
+/** Tell the core of fences that were reached. @return How many. */
+unsigned kvf_fences_progress(kvf_copier_t *copier);
 
 #endif

@@ -12,6 +12,7 @@
 #include "kvmgr/base/mem.h"
 #include "transceiver/core.h"
 #include "transceiver/mem/cuda.h"
+#include "transceiver/mover/cuda_fence.h"
 #include "transceiver/mover/mapped.h"
 #include "transceiver/mover/ucx.h"
 
@@ -39,6 +40,7 @@ struct kvf_agent {
     const char **peers;
     kvf_ucx_t *ucx;
     kvf_cuda_t *cuda;                 /**< the device of all pools; NULL: they are the CPU's */
+    kvf_fences_t *fences;             /**< of that device, from the start on */
     kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
     kvf_core_t *core;
     kvf_loop_t *loop; /**< NULL until started */
@@ -70,6 +72,10 @@ void kvf_loop_progress(kvf_loop_t *loop);
 int kvf_loop_fd(kvf_loop_t *loop);
 uint64_t kvf_loop_timeout_us(kvf_loop_t *loop);
 
+/** See kvf_copier_promise(). @thread the loop's */
+KVF_CHECK kvf_status_t kvf_loop_promise(kvf_loop_t *loop, kvf_fence_t *fence, uint64_t send_id,
+                                        const kvf_range_t *range, kvf_detail_t *detail);
+
 /** @return The control channel's address. Owned by the loop. */
 const char *kvf_loop_address(const kvf_loop_t *loop);
 
@@ -98,6 +104,16 @@ void kvf_copier_destroy(kvf_copier_t *copier);
  * not reach are gathered before they are carried. */
 KVF_CHECK kvf_status_t kvf_copier_post(kvf_copier_t *copier, kvf_window_t *window);
 void kvf_copier_moved(kvf_copier_t *copier, kvf_window_t *window, kvf_status_t status);
+/**
+ * kvf_core_send_promise(), and kvf_core_send_reached() when the fence is.
+ *
+ * @param fence  Of the agent's; taken over with KVF_OK.
+ */
+KVF_CHECK kvf_status_t kvf_copier_promise(kvf_copier_t *copier, kvf_fence_t *fence,
+                                          uint64_t send_id, const kvf_range_t *range,
+                                          kvf_detail_t *detail);
+/** @return Longest sleep in microseconds. */
+uint64_t kvf_copier_max_sleep_us(const kvf_copier_t *copier);
 /** The core's actions verify, digest, map and unmap. */
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify);
 void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window);

@@ -269,6 +269,8 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
         uint64_t most = loop->mover->ops->max_sleep_us(loop->mover);
         timeout = most < timeout ? most : timeout;
     }
+    uint64_t look = kvf_copier_max_sleep_us(loop->copier);
+    timeout = look < timeout ? look : timeout;
     bool now_already = loop->awake || kvf_core_has_events(core) || kvf_copier_is_busy(loop->copier);
     return now_already ? 0 : timeout;
 }
@@ -310,6 +312,11 @@ int kvf_loop_fd(kvf_loop_t *loop) {
     return uv_backend_fd(&loop->uv);
 }
 
+kvf_status_t kvf_loop_promise(kvf_loop_t *loop, kvf_fence_t *fence, uint64_t send_id,
+                              const kvf_range_t *range, kvf_detail_t *detail) {
+    return kvf_copier_promise(loop->copier, fence, send_id, range, detail);
+}
+
 const char *kvf_loop_address(const kvf_loop_t *loop) {
     return kvf_control_address(loop->control);
 }
@@ -330,6 +337,8 @@ static void loop_close(kvf_loop_t *loop) {
     }
     kvf_copier_destroy(loop->copier);
     loop->copier = NULL;
+    kvf_fences_destroy(loop->agent->fences);
+    loop->agent->fences = NULL;
     kvf_control_destroy(loop->control);
     loop->control = NULL;
     kvf_core_destroy(loop->agent->core);
@@ -417,6 +426,10 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
     status = kvf_copier_create(agent, loop->mover, wake_up, loop, &loop->copier, detail);
+    if (status == KVF_OK && agent->cuda != NULL) {
+        status = kvf_fences_create(agent->alloc, kvf_cuda_number(agent->cuda), wake_up, loop,
+                                   &agent->fences, detail);
+    }
     if (status != KVF_OK) {
         goto err_close;
     }

@@ -206,6 +206,18 @@ KVF_CHECK kvf_status_t kvf_core_send_ticket(kvf_core_t *core, uint64_t id, char 
                                             size_t cap);
 KVF_CHECK kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
                                            kvf_detail_t *detail);
+/**
+ * The same, of what is written when a fence is reached. What is made ready behind it waits for it,
+ * too, and so do the pages of a send that has ended.
+ *
+ * @param[out] mark_p  For kvf_core_send_reached(), which follows, also when the send has ended;
+ * with several promises of a send in their order.
+ */
+KVF_CHECK kvf_status_t kvf_core_send_promise(kvf_core_t *core, uint64_t id,
+                                             const kvf_range_t *range, size_t *mark_p,
+                                             kvf_detail_t *detail);
+/** A fence of a send was reached. @param well  false: what it stands for was not written. */
+void kvf_core_send_reached(kvf_core_t *core, uint64_t id, size_t mark, bool well);
 KVF_CHECK kvf_status_t kvf_core_send_finish(kvf_core_t *core, uint64_t id, const kvf_aux_t *aux,
                                             kvf_detail_t *detail);
 KVF_CHECK kvf_status_t kvf_core_send_cancel(kvf_core_t *core, uint64_t id, kvf_status_t reason);

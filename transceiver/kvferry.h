@@ -427,13 +427,18 @@ typedef struct kvf_range {
  * When the engine computes again from an earlier point, what is ready already changes nothing: the
  * bytes stay those that were ready first.
  *
- * @param fence  NULL: the bytes are there now. (Device events: unsupported in this version.)
+ * @param fence  NULL: the bytes are there now, for everybody. Or, with pools on a device, a
+ * cudaEvent_t of that device which was recorded behind the kernels that write the range: it may be
+ * read when the event is reached. The event may be recorded again, or destroyed, as soon as the
+ * call returns. What is made ready later waits for it, too, and so does the released event: pages
+ * do not come back while those kernels may still write to them. If the device fails before, the
+ * send ends with KVF_ERR_PREFILL_FAILED.
  * @return KVF_OK, also when nothing new is ready. Otherwise nothing has changed, and the send goes
  * on: KVF_ERR_UNKNOWN (ended); KVF_ERR_INVALID (no layer, outside the model or the prompt, tables
  * that are wrong, another page for a block that is ready in a part of its group's layers,
  * finished); KVF_ERR_UNCOVERED (a live block of the range is unbound; the text names groups and
- * ordinals); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being written); KVF_ERR_UNSUPPORTED;
- * KVF_ERR_NO_MEMORY.
+ * ordinals); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being written); KVF_ERR_IO (the fence cannot be
+ * waited for); KVF_ERR_NO_MEMORY.
  * @cost O(layers), and O(blocks) with tables
  */
 KVF_API KVF_CHECK kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send,

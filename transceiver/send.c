@@ -9,10 +9,12 @@
 /* ---- the end ---- */
 
 /* Whether nothing reads the pages any more: this agent does not, and a receiver that copies from
- * them itself was not told where they are, or has made its last copy, or has lost its mapping. */
+ * them itself was not told where they are, or has made its last copy, or has lost its mapping. And
+ * whether nothing writes to them that a fence stands for. */
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
-    return ((send->n_posted == 0 && !send->ahead.posted) || KVF_MUTANT(free_under_read)) &&
+    bool moving = send->n_posted > 0 || send->ahead.posted || send->n_fences > 0;
+    return (!moving || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }
 
@@ -63,7 +65,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 
 bool kvf_send_quiet(const kvf_op_t *op) {
     const kvf_send_op_t *send = (const kvf_send_op_t *)op;
-    return send->n_posted == 0 && !send->ahead.posted && !op->doubted;
+    return send->n_posted == 0 && !send->ahead.posted && send->n_fences == 0 && !op->doubted;
 }
 
 void kvf_send_destroy(kvf_op_t *op) {

@@ -28,9 +28,12 @@ typedef struct kvf_send_op {
     bool offered; /* the pages have not been given back */
 
     int64_t *ready;         /* tokens that are final, for each of the core's layers */
-    kvf_plan_part_t *parts; /* in the order in which they were made ready */
-    size_t n_parts, parts_room;
-    size_t part_idx; /* the one that is being moved */
+    kvf_plan_part_t *parts; /* in the order in which they were made ready: */
+    size_t n_parts;         /* these may be read now, */
+    size_t n_promised;      /* and these, when their fences are reached */
+    size_t parts_room;
+    uint32_t n_fences; /* that are not reached */
+    size_t part_idx;   /* the one that is being moved */
     kvf_plan_cursor_t cursor;
     kvf_ahead_t ahead;
 

@@ -34,7 +34,7 @@ static void send_final_if_complete(kvf_send_op_t *send, Kvf__Wire__CommitRange *
     Kvf__Wire__Final final;
     kvf__wire__final__init(&final);
     if (send->final_sent || !send->finished ||
-        (send->n_posted > 0 && !KVF_MUTANT(final_too_early)) || send->part_idx < send->n_parts) {
+        (send->n_posted > 0 && !KVF_MUTANT(final_too_early)) || send->part_idx < send->n_promised) {
         if (n_ranges > 0) {
             tell_commit(send, ranges, n_ranges, NULL);
         }

@@ -239,8 +239,8 @@ static kvf_status_t check_covered(const kvf_send_op_t *send, int32_t *const *slo
 
 /* Room for as many parts as a range can have. */
 static kvf_status_t reserve_parts(kvf_send_op_t *send, uint32_t n, kvf_detail_t *detail) {
-    if (send->n_parts + n > send->parts_room) {
-        size_t room = 2 * send->n_parts + n;
+    if (send->n_promised + n > send->parts_room) {
+        size_t room = 2 * send->n_promised + n;
         kvf_plan_part_t *parts =
             kvf_realloc(send->op.core->alloc, send->parts, room, sizeof(*parts));
         if (parts == NULL) {
@@ -260,7 +260,7 @@ static void mark_ready(kvf_send_op_t *send, uint32_t first, uint32_t end, int64_
         for (next = i; next < end && send->ready[next] == mark; next++) {
         }
         if (mark < token_end) {
-            send->parts[send->n_parts++] = (kvf_plan_part_t){
+            send->parts[send->n_promised++] = (kvf_plan_part_t){
                 layers[i].layer, layers[next - 1].layer + 1, mark, token_end, NULL};
             while (i < next) {
                 send->ready[i++] = token_end;
@@ -269,8 +269,15 @@ static void mark_ready(kvf_send_op_t *send, uint32_t first, uint32_t end, int64_
     }
 }
 
-kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
-                                 kvf_detail_t *detail) {
+/* What may be read now: up to a number of parts. */
+static void reach(kvf_send_op_t *send, size_t n_parts) {
+    send->n_parts = n_parts;
+    kvf_send_wake(send);
+    kvf_send_ahead(send);
+}
+
+static kvf_status_t make_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
+                               kvf_send_op_t **send_p, kvf_detail_t *detail) {
     kvf_op_t *op = kvf_op_find(core, id, KVF_OP_SEND);
     kvf_send_op_t *send = kvf_send_of(op);
     int32_t *next[KVF_MAX_GROUPS] = {NULL};
@@ -303,8 +310,45 @@ kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_
     free_tables(send, next);
     if (status == KVF_OK) {
         mark_ready(send, first, end, range->token_end);
-        kvf_send_wake(send);
-        kvf_send_ahead(send);
+        *send_p = send;
     }
     return status;
+}
+
+kvf_status_t kvf_core_send_ready(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
+                                 kvf_detail_t *detail) {
+    kvf_send_op_t *send = NULL;
+    kvf_status_t status = make_ready(core, id, range, &send, detail);
+    if (status == KVF_OK && send->n_fences == 0) { /* else behind the fences before it */
+        reach(send, send->n_promised);
+    }
+    return status;
+}
+
+kvf_status_t kvf_core_send_promise(kvf_core_t *core, uint64_t id, const kvf_range_t *range,
+                                   size_t *mark_p, kvf_detail_t *detail) {
+    kvf_send_op_t *send = NULL;
+    kvf_status_t status = make_ready(core, id, range, &send, detail);
+    if (status == KVF_OK) {
+        send->n_fences++;
+        *mark_p = send->n_promised;
+    }
+    return status;
+}
+
+void kvf_core_send_reached(kvf_core_t *core, uint64_t id, size_t mark, bool well) {
+    kvf_op_t *op;
+    HASH_FIND(hh, core->ops, &id, sizeof(id), op);
+    kvf_send_op_t *send = kvf_send_of(op); /* lives: a send with a fence is not destroyed */
+    send->n_fences--;
+    if (!well && !op->ended) {
+        kvf_send_end(send, KVF_ERR_PREFILL_FAILED,
+                     "the device failed before what was promised was written", true);
+    } else if (!op->ended) {
+        reach(send, send->n_fences == 0 ? send->n_promised : mark);
+    }
+    if (op->ended) {
+        kvf_send_finish_off(send);
+        kvf_op_reap(op);
+    }
 }

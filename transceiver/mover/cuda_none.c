@@ -2,6 +2,7 @@
 /* Instead of cuda.c in a build without CUDA: no device is ever opened (mem/cuda_none.c), so nothing
  * here is called. */
 #include "transceiver/mover/cuda.h"
+#include "transceiver/mover/cuda_fence.h"
 
 #include <stdlib.h>
 
@@ -65,5 +66,44 @@ void *kvf_lanes_pinned(const kvf_lanes_t *lanes, uint64_t bytes) {
 void kvf_lanes_unpin(const kvf_lanes_t *lanes, void *pinned) {
     (void)lanes;
     (void)pinned;
+    abort();
+}
+
+kvf_status_t kvf_fences_create(const kvf_alloc_t *alloc, int device, void (*wake)(void *ctx),
+                               void *ctx, kvf_fences_t **fences_p, kvf_detail_t *detail) {
+    (void)alloc;
+    (void)device;
+    (void)wake;
+    (void)ctx;
+    (void)fences_p;
+    (void)detail;
+    abort();
+}
+
+void kvf_fences_destroy(kvf_fences_t *fences) {
+    (void)fences; /* none was made */
+}
+
+kvf_status_t kvf_fences_take(kvf_fences_t *fences, const void *event, kvf_fence_t **fence_p,
+                             kvf_detail_t *detail) {
+    (void)fences;
+    (void)event;
+    (void)fence_p;
+    (void)detail;
+    abort();
+}
+
+bool kvf_fence_is_reached(const kvf_fence_t *fence) {
+    (void)fence;
+    abort();
+}
+
+bool kvf_fence_has_failed(const kvf_fence_t *fence) {
+    (void)fence;
+    abort();
+}
+
+void kvf_fence_give(kvf_fence_t *fence) {
+    (void)fence;
     abort();
 }

@@ -29,6 +29,8 @@ void standin_cuda_fail(const char *function, uint64_t n);
 
 /** Let nothing queued begin until it is called with false. @thread any */
 void standin_cuda_hold(bool hold);
+/** The same, for one stream: as kernels that take long. @param stream  A cudaStream_t. */
+void standin_cuda_hold_stream(void *stream, bool hold);
 
 /** Give the device back as new: the context of a test before may be dead. Nothing is in use. */
 void standin_cuda_reset(void);

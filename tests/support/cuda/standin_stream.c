@@ -31,6 +31,7 @@ typedef struct op {
 
 struct CUstream_st {
     op_t *first, *last;
+    bool held;
     struct CUstream_st *next;
 };
 
@@ -122,7 +123,7 @@ static void execute(op_t *op) {
 /* Whether a stream's first operation can happen. */
 static bool is_ready(const struct CUstream_st *stream) {
     const op_t *op = stream->first;
-    return op != NULL &&
+    return op != NULL && !stream->held &&
            (op->kind != OP_WAIT || op->event->happened >= op->at || standin.dead != cudaSuccess);
 }
 
@@ -175,6 +176,13 @@ static void *device_main(void *arg) {
 void standin_cuda_hold(bool hold) {
     (void)pthread_mutex_lock(&standin.lock);
     standin.held = hold;
+    (void)pthread_cond_broadcast(&standin.cond);
+    (void)pthread_mutex_unlock(&standin.lock);
+}
+
+void standin_cuda_hold_stream(void *stream, bool hold) {
+    (void)pthread_mutex_lock(&standin.lock);
+    ((struct CUstream_st *)stream)->held = hold;
     (void)pthread_cond_broadcast(&standin.cond);
     (void)pthread_mutex_unlock(&standin.lock);
 }
