@@ -195,7 +195,8 @@ kvf_status_t kvf_attention_run(const kvf_attention_t *attention, const float *q,
     }
     for (uint32_t s = 0; s < attention->n_seqs; s++) {
         for (uint32_t h = 0; h < shape->kv_heads; h++) {
-            kvf_attention_sequence_head(attention, s, h, q, out);
+            kvf_attention_head_t head;
+            kvf_attention_sequence_head(attention, s, h, q, out, &head);
         }
     }
     return KVF_OK;

@@ -93,6 +93,8 @@ typedef struct kvf_attention_head {
     float sine[KVF_ATTENTION_MAX_DIM / 2];
     float step_cosine[KVF_ATTENTION_MAX_DIM / 2];
     float step_sine[KVF_ATTENTION_MAX_DIM / 2];
+    float k[KVF_ATTENTION_MAX_DIM]; /**< rows of the token that is being added */
+    float v[KVF_ATTENTION_MAX_DIM];
 } kvf_attention_head_t;
 
 /**
@@ -135,6 +137,21 @@ KVF_CHECK kvf_status_t kvf_attention_check_shape(const kvf_attention_shape_t *sh
  */
 KVF_CHECK kvf_status_t kvf_attention_run(const kvf_attention_t *attention, const float *q,
                                          float *out, kvf_detail_t *detail);
+
+/**
+ * Queue one step on the current device (attention.cu), a thread for each KV head of each sequence:
+ * for checks, not for speed.
+ *
+ * @param attention  Checked by nobody: call kvf_attention_run() on copies for that. What it points
+ *                   to, the depths and their arrays included, is memory that the device reaches.
+ * @param q, out     As kvf_attention_run(), and the device reaches them.
+ * @param work       n_seqs * kv_heads of them, which the device reaches; undefined afterwards.
+ * @param stream     A cudaStream_t.
+ * @return A cudaError_t: 0, or why nothing was queued.
+ * @thread any, whose current device is the stream's
+ */
+int kvf_attention_launch(const kvf_attention_t *attention, const float *q, float *out,
+                         kvf_attention_head_t *work, void *stream);
 
 /**
  * Start a KV head over rows that the caller has or makes, without any pages: begin, add each

@@ -204,7 +204,7 @@ static inline KVF_DEVICE void kvf_attention_weigh(kvf_attention_head_t *head, ui
 static inline KVF_DEVICE void kvf_attention_head_add(kvf_attention_head_t *head, int64_t position,
                                                      const uint8_t *k_row, const uint8_t *v_row) {
     const kvf_attention_shape_t *shape = head->shape;
-    float k[KVF_ATTENTION_MAX_DIM], v[KVF_ATTENTION_MAX_DIM];
+    float *__restrict k = head->k, *__restrict v = head->v;
     kvf_attention_convert(shape->dtype, k_row, shape->head_dim, k);
     kvf_attention_convert(shape->dtype, v_row, shape->value_dim, v);
     if (shape->rope_dims > 0) {
@@ -282,15 +282,15 @@ static inline KVF_DEVICE void kvf_attention_head_walk(kvf_attention_head_t *head
 }
 
 /** The result of one KV head of one sequence; all arrays and slots must be right. q and out are
- * those of the batch. */
+ * those of the batch; head is working memory. */
 static inline KVF_DEVICE void kvf_attention_sequence_head(const kvf_attention_t *attention,
                                                           uint32_t seq_idx, uint32_t kv_head,
-                                                          const float *q, float *out) {
+                                                          const float *q, float *out,
+                                                          kvf_attention_head_t *head) {
     const kvf_attention_shape_t *shape = &attention->shape;
     uint64_t row =
         (uint64_t)seq_idx * shape->q_heads + (uint64_t)kv_head * (shape->q_heads / shape->kv_heads);
-    kvf_attention_head_t head;
-    kvf_attention_head_begin(&head, shape, q + row * shape->head_dim, out + row * shape->value_dim);
+    kvf_attention_head_begin(head, shape, q + row * shape->head_dim, out + row * shape->value_dim);
     int64_t before = 0;
     for (uint32_t d = 0; d < attention->n_depths; d++) {
         kvf_attention_list_t list = kvf_attention_list_of(attention, d, seq_idx);
@@ -300,12 +300,12 @@ static inline KVF_DEVICE void kvf_attention_sequence_head(const kvf_attention_t 
         /* A sink that the window has reached is seen there. */
         int64_t sinks = list.sinks < list.window ? list.sinks : list.window;
         const int32_t *offset = attention->depths[d].k_rope_pos_offset;
-        kvf_attention_head_walk(&head, attention, kv_head, list.slots, 0, sinks, before);
-        kvf_attention_head_walk(&head, attention, kv_head, list.slots, list.window, list.n_tokens,
+        kvf_attention_head_walk(head, attention, kv_head, list.slots, 0, sinks, before);
+        kvf_attention_head_walk(head, attention, kv_head, list.slots, list.window, list.n_tokens,
                                 offset != NULL ? offset[seq_idx] : 0);
         before += list.n_tokens; /* if sinks follow, these were all of a prefix */
     }
-    kvf_attention_head_end(&head);
+    kvf_attention_head_end(head);
 }
 
 #endif

@@ -6,8 +6,10 @@
  *
  *     suite [--short]            everything
  *     suite --child FD FD        the other process of a check */
+#include "kernels/attention.h"
 #include "kernels/digest.h"
 #include "kernels/move.h"
+#include "kernels/reshape.h"
 #include "tests/support/random.h"
 #include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda.h"
@@ -179,6 +181,143 @@ static void check_lanes(json_t *checks) {
     target.kind->free(&target);
     free(from);
     free(got);
+}
+
+static void check_reshape(json_t *checks) {
+    const kvf_layer_group_t groups[] = {{.n_layers = 4,
+                                         .tokens_per_block = 16,
+                                         .head_dim = 128,
+                                         .kv_factor = 2,
+                                         .dtype = KVF_DTYPE_BF16},
+                                        {.n_layers = 3,
+                                         .tokens_per_block = 32,
+                                         .head_dim = 20,
+                                         .kv_factor = 1,
+                                         .dtype = KVF_DTYPE_BF16}};
+    const uint64_t bytes = 8 * MIB;
+    uint8_t *from = random_bytes(bytes, 4), *want = malloc(bytes), *got = malloc(bytes);
+    kvf_reshape_t *list = malloc(sizeof(*list));
+    kvf_mem_t source = memory(bytes), target = memory(bytes);
+    cudaStream_t stream;
+    bool ok = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
+    put(&source, from);
+    for (int round = 0; ok && round < 8; round++) {
+        const kvf_layer_group_t *group = &groups[round / 4];
+        const kvf_block_shape_t dst = {round % 2 ? KVF_ORDER_HND : KVF_ORDER_NHD, 4, 1},
+                                src = {round / 2 % 2 ? KVF_ORDER_HND : KVF_ORDER_NHD, 8, 3};
+        uint64_t vectors = (uint64_t)group->n_layers * group->kv_factor *
+                           (uint64_t)group->tokens_per_block * group->head_dim * 2;
+        for (int side = 0; side < 2; side++) { /* the CPU's list, then the device's */
+            uint64_t to = side == 0 ? (uintptr_t)want : (uintptr_t)target.base;
+            uint64_t at = side == 0 ? (uintptr_t)from : (uintptr_t)source.base;
+            (void)kvf_reshape_begin(list, group, &dst, &src, 3);
+            for (uint64_t i = 0; (i + 1) * vectors * 8 < bytes; i++) {
+                (void)kvf_reshape_add(list, to + i * vectors * 4, at + i * vectors * 8);
+            }
+            if (side == 0) {
+                memset(want, 0x5a, bytes);
+                put(&target, want);
+                kvf_reshape_run(list);
+            }
+        }
+        ok = kvf_reshape_launch(list, stream) == cudaSuccess &&
+             cudaStreamSynchronize(stream) == cudaSuccess;
+        get(&target, got);
+        ok = ok && memcmp(got, want, bytes) == 0;
+    }
+    report(checks, "blocks between layouts, slices of heads", ok, "bytes differ");
+    (void)cudaStreamDestroy(stream);
+    source.kind->free(&source);
+    target.kind->free(&target);
+    free(list);
+    free(from);
+    free(want);
+    free(got);
+}
+
+/* Numbers of a step for the judge: three sequences over one pool, at two depths. */
+#define SEQS 3
+#define ATTENTION_SLOTS 64
+static void make_depths(kvf_attention_depth_t depths[2], int32_t *numbers) {
+    for (int d = 0; d < 2; d++) {
+        int32_t *indptr = numbers, *indices = indptr + 4, *info = indices + 16, *rope = info + 9;
+        const int32_t ends[] = {0, 3 + d, 9, 12};
+        memcpy(indptr, ends, sizeof(ends));
+        for (int32_t i = 0; i < 12; i++) {
+            indices[i] = (i * 37 + d * 11) % ATTENTION_SLOTS;
+        }
+        for (int32_t s = 0; s < SEQS; s++) {
+            info[s] = 1 + (s * 5 + d) % 16;
+            info[SEQS + s] = s;
+            info[2 * SEQS + s] = 0;
+            rope[s] = d == 0 ? s : 900 + s;
+        }
+        depths[d] = (kvf_attention_depth_t){indptr, indices, info, rope, 12};
+        numbers = rope + SEQS;
+    }
+}
+
+static void check_attention(json_t *checks) {
+    const kvf_attention_shape_t shape = {.dtype = KVF_DTYPE_BF16,
+                                         .order = KVF_ORDER_NHD,
+                                         .n_layers = 2,
+                                         .kv_factor = 2,
+                                         .kv_heads = 4,
+                                         .head_dim = 64,
+                                         .tokens_per_block = 16,
+                                         .q_heads = 8,
+                                         .value_dim = 64,
+                                         .rope_dims = 64,
+                                         .rope_theta = 10000.0F,
+                                         .scale = 0.125F};
+    const uint64_t block = (uint64_t)2 * 2 * 4 * 16 * 64 * 2, pool_bytes = block * ATTENTION_SLOTS;
+    const uint64_t rows = SEQS * 8, floats = rows * 64;
+    uint8_t *pool = random_bytes(pool_bytes, 5);
+    for (uint64_t i = 1; i < pool_bytes; i += 2) {
+        pool[i] = (uint8_t)(0x3c | (pool[i] & 0x83)); /* bf16 of moderate size */
+    }
+    int32_t numbers[2 * 32];
+    kvf_attention_depth_t depths[2], *there_depths = NULL;
+    float *q = NULL, *out = NULL, *want = calloc(floats, sizeof(float));
+    int32_t *there = NULL;
+    kvf_mem_t device = memory(pool_bytes), work = memory(SEQS * 4 * sizeof(kvf_attention_head_t));
+    put(&device, pool);
+    make_depths(depths, numbers);
+    bool ok = cudaHostAlloc((void **)&q, floats * sizeof(float), 0) == cudaSuccess &&
+              cudaHostAlloc((void **)&out, floats * sizeof(float), 0) == cudaSuccess &&
+              cudaHostAlloc((void **)&there, sizeof(numbers), 0) == cudaSuccess &&
+              cudaHostAlloc((void **)&there_depths, sizeof(depths), 0) == cudaSuccess;
+    for (uint64_t i = 0; ok && i < floats; i++) {
+        q[i] = (float)((int)(i * 37 % 201) - 100) / 100.0F;
+    }
+    kvf_attention_t attention = {.shape = shape,
+                                 .layer_idx = 1,
+                                 .pool = pool,
+                                 .n_slots = ATTENTION_SLOTS,
+                                 .n_seqs = SEQS,
+                                 .n_depths = 2,
+                                 .depths = depths};
+    ok = ok && kvf_attention_run(&attention, q, want, &detail) == KVF_OK;
+    if (ok) {
+        make_depths(there_depths, there);
+        attention.pool = device.base;
+        attention.depths = there_depths;
+        ok = kvf_attention_launch(&attention, q, out, (kvf_attention_head_t *)(void *)work.base,
+                                  NULL) == cudaSuccess &&
+             cudaDeviceSynchronize() == cudaSuccess &&
+             kvf_attention_distance(out, want, rows, 64) < KVF_ATTENTION_TOLERANCE;
+        (void)kvf_fail(&detail, KVF_ERR_IO, "results differ by %g",
+                       kvf_attention_distance(out, want, rows, 64));
+    }
+    report(checks, "attention against its body", ok, detail.text);
+    (void)cudaFreeHost(q);
+    (void)cudaFreeHost(out);
+    (void)cudaFreeHost(there);
+    (void)cudaFreeHost(there_depths);
+    device.kind->free(&device);
+    work.kind->free(&work);
+    free(pool);
+    free(want);
 }
 
 /* ---- two processes ---- */
@@ -387,6 +526,8 @@ int main(int argc, char **argv) {
     json_t *checks = json_object();
     check_moves(checks);
     check_lanes(checks);
+    check_reshape(checks);
+    check_attention(checks);
     int n_devices = 0;
     (void)cudaGetDeviceCount(&n_devices);
     for (int i = 0; i < n_devices && i < 2; i++) { /* the second one over NVLink, or PCIe */

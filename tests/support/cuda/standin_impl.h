@@ -5,7 +5,7 @@
 /**
  * @file
  * The stand-in's parts: standin_memory.c (allocations, IPC), standin_stream.c (what is queued, and
- * when it happens).
+ * when it happens), standin_kernels.c (kernels, by their bodies).
  */
 
 #include "tests/support/cuda/standin.h"
@@ -35,6 +35,11 @@ bool standin_hits(const char *function);
 uint8_t *standin_reach(uint64_t address, uint64_t bytes);
 /** With the lock held. @return Whether an address is that of a device's, or of pinned memory. */
 bool standin_is_known(uint64_t address);
+
+/** Queue a kernel: run(copy of args) later, with the lock held. @param run  Returns false for an
+ * illegal address. */
+cudaError_t standin_launch(const char *function, cudaStream_t stream, bool (*run)(void *args),
+                           const void *args, size_t bytes);
 
 /** Wait until all streams have nothing queued. Without the lock. */
 void standin_drain(void);

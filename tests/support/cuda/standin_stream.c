@@ -2,7 +2,6 @@
 /* The stand-in's streams: what is queued happens later, on one thread, in the order of its stream
  * and in any order between streams. */
 #define _GNU_SOURCE /* nanosleep with strict C */
-#include "kernels/move.h"
 #include "tests/support/cuda/standin_impl.h"
 
 #include <stdlib.h>
@@ -15,11 +14,12 @@ struct CUevent_st {
     uint32_t n_refs; /* operations, and the application */
 };
 
-typedef enum kind { OP_MOVES, OP_COPY, OP_RECORD, OP_WAIT, OP_CALL } kind_t;
+typedef enum kind { OP_KERNEL, OP_COPY, OP_RECORD, OP_WAIT, OP_CALL } kind_t;
 
 typedef struct op {
     kind_t kind;
-    kvf_moves_t *moves;
+    bool (*run)(void *args);
+    void *args;
     uint64_t to, from, bytes;
     uint8_t *kept; /* what a copy from pageable memory read when it was queued */
     cudaEvent_t event;
@@ -54,28 +54,6 @@ static void unref(cudaEvent_t event) {
 
 /* ---- the device ---- */
 
-/* Addresses that the body can touch. @return false: one is nobody's. */
-static bool reach_all(kvf_moves_t *moves) {
-    for (uint32_t i = 0; i < moves->n; i++) {
-        kvf_move_t *move = &moves->moves[i];
-        uint64_t to = move->dst;
-        if (to != 0) {
-            move->dst = (uintptr_t)standin_reach(to, move->bytes);
-        }
-        move->src = (uintptr_t)standin_reach(move->src, move->bytes);
-        if (move->src == 0 || (to != 0 && move->dst == 0)) {
-            return false;
-        }
-    }
-    if (moves->leaves != NULL) {
-        uint64_t bytes = moves->n_leaves * sizeof(*moves->leaves);
-        uint8_t *at = standin_reach((uintptr_t)moves->leaves, bytes);
-        moves->leaves = (uint64_t *)(void *)at;
-        return at != NULL;
-    }
-    return true;
-}
-
 /* With the lock held; it is not while a function of the application's runs. */
 static void execute(op_t *op) {
     uint8_t *to = NULL;
@@ -89,10 +67,8 @@ static void execute(op_t *op) {
         return;
     }
     switch (op->kind) {
-    case OP_MOVES:
-        if (reach_all(op->moves)) {
-            kvf_moves_run(op->moves);
-        } else {
+    case OP_KERNEL:
+        if (!op->run(op->args)) {
             standin.dead = cudaErrorIllegalAddress;
         }
         break;
@@ -165,7 +141,7 @@ static void *device_main(void *arg) {
         stream->first = op->next;
         stream->last = stream->first == NULL ? NULL : stream->last;
         unref(op->event);
-        free(op->moves);
+        free(op->args);
         free(op->kept);
         free(op);
         (void)pthread_cond_broadcast(&standin.cond);
@@ -333,17 +309,18 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return error;
 }
 
-int kvf_moves_launch(const kvf_moves_t *list, void *stream) {
-    cudaError_t error = standin_enter("kvf_moves_launch", cudaErrorLaunchFailure);
-    if (error != cudaSuccess || list->n == 0) {
+cudaError_t standin_launch(const char *function, cudaStream_t stream, bool (*run)(void *args),
+                           const void *args, size_t bytes) {
+    cudaError_t error = standin_enter(function, cudaErrorLaunchFailure);
+    if (error != cudaSuccess) {
         return error;
     }
-    (void)pthread_mutex_lock(&standin.lock);
-    op_t op = {.kind = OP_MOVES, .moves = malloc(sizeof(*list))};
-    if (op.moves == NULL) {
+    op_t op = {.kind = OP_KERNEL, .run = run, .args = malloc(bytes)};
+    if (op.args == NULL) {
         abort();
     }
-    memcpy(op.moves, list, sizeof(*list));
+    memcpy(op.args, args, bytes); /* parameters are read at the launch */
+    (void)pthread_mutex_lock(&standin.lock);
     standin.counts.launches++;
     queue(stream, op);
     (void)pthread_mutex_unlock(&standin.lock);
