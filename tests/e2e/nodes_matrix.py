@@ -20,7 +20,7 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
 import models  # noqa: E402
-from nodes import KVFERRY, ClusterTest  # noqa: E402
+from nodes import KVFERRY, MEMORY, ClusterTest  # noqa: E402
 
 TRACE = os.path.join(HERE, "..", "data", "trace-200.jsonl")
 LONG = int(os.environ.get("KVF_LONG") or 0)
@@ -36,7 +36,7 @@ CACHE = [True, False]
 DRAFTS = [0, 3]
 AUX = ["plain", "cached"]
 DIRECTIONS = ["push", "pull"]
-MOVERS = {"host": "ucx", "shm": "mapped"}
+MOVERS = {"host": "ucx", "cuda": "cuda"} if MEMORY == "cuda" else {"host": "ucx", "shm": "mapped"}
 MEMORIES = list(MOVERS)
 AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX, DIRECTIONS, MEMORIES]
 
@@ -233,7 +233,7 @@ class EachAnswerTest(ClusterTest):
         requests = requests[:4] + [(prompt, ids) for prompt, ids in requests[4:] if tuple(ids[:2]) in conversations][:8]
         self.assertGreater(len(requests), 6)
         prompts = [prompt for prompt, _ in requests]
-        pair = Pair(self, (preset, block, chunk, True, 0, "cached", "pull", "shm"), prompts, models.room_for(preset, block, prompts))
+        pair = Pair(self, (preset, block, chunk, True, 0, "cached", "pull", MEMORIES[1]), prompts, models.room_for(preset, block, prompts))
         for k, (prompt, ids) in enumerate(requests):
             with self.subTest("request %d" % k):
                 pair.ask("r-%d" % k, prompt, ids)

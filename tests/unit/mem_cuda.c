@@ -82,6 +82,12 @@ Test(mem_cuda, written_on_a_stream) {
     stop();
 }
 
+/* The sanitizer would take the signal for its own. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return "handle_segv=0";
+}
+
 /* The stand-in is as strict as a device. */
 Test(mem_cuda, the_cpu_does_not_reach_it, .signal = SIGSEGV) {
     start_with_memory();
