@@ -19,8 +19,7 @@ static kvf_agent_t *agent;
 static kvf_pool_t *pool;
 static kvf_detail_t detail;
 
-static void open_pool(void) {
-    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8};
+static void open_agent(void) {
     kvf_agent_config_t config;
     kvf_agent_config_init(&config);
     config.instance = "one";
@@ -28,6 +27,11 @@ static void open_pool(void) {
     config.layout = &layout;
     memset(config.cluster_key, 0x5a, sizeof(config.cluster_key));
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
+}
+
+static void open_pool(void) {
+    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8};
+    open_agent();
     cr_assert_eq(kvf_pool_create(agent, &desc, &pool, &detail), KVF_OK, "%s", detail.text);
 }
 
@@ -89,4 +93,51 @@ Test(agent_pool, of_a_running_agent) {
     cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
     share_pages();
     cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
+
+/* A page is 512 bytes. */
+Test(agent_pool, bytes_are_written_and_read) {
+    uint8_t bytes[512], back[512];
+    open_pool();
+    for (size_t i = 0; i < sizeof(bytes); i++) {
+        bytes[i] = (uint8_t)(i * 3 + 1);
+    }
+    cr_assert_eq(kvf_pool_write(pool, 3, 0, bytes, 512, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_write(pool, 7, 500, bytes, 12, &detail), KVF_OK);
+    cr_assert_eq(kvf_pool_read(pool, 3, 100, back, 412, &detail), KVF_OK);
+    cr_assert_arr_eq(back, bytes + 100, 412);
+    cr_assert_eq(memcmp((uint8_t *)kvf_pool_page(pool, 7) + 500, bytes, 12), 0);
+    const struct {
+        int32_t slot;
+        uint64_t offset, bytes;
+    } wrong[] = {{-1, 0, 1}, {8, 0, 1}, {0, 512, 1}, {0, 511, 2}, {0, 0, 0}, {0, 1, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        cr_expect_eq(
+            kvf_pool_write(pool, wrong[i].slot, wrong[i].offset, bytes, wrong[i].bytes, &detail),
+            KVF_ERR_RANGE);
+        cr_expect_not_null(strstr(detail.text, "the pool has 8 pages of 512 bytes"), "%s",
+                           detail.text);
+        cr_expect_eq(
+            kvf_pool_read(pool, wrong[i].slot, wrong[i].offset, back, wrong[i].bytes, &detail),
+            KVF_ERR_RANGE);
+    }
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
+
+/* The caller's memory is a pool, and is the caller's again when the agent has ended. */
+Test(agent_pool, memory_of_the_caller) {
+    static _Alignas(64) uint8_t memory[8 * 512];
+    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8},
+                          shared = {.memory = "shm", .n_pages = 8};
+    memset(memory, 7, sizeof(memory));
+    open_agent();
+    cr_expect_eq(kvf_pool_attach(agent, &desc, NULL, &pool, &detail), KVF_ERR_INVALID);
+    cr_expect_eq(kvf_pool_attach(agent, &shared, memory, &pool, &detail), KVF_ERR_UNSUPPORTED);
+    cr_assert_eq(kvf_pool_attach(agent, &desc, memory, &pool, &detail), KVF_OK, "%s", detail.text);
+    cr_expect_eq(kvf_pool_page(pool, 5), memory + 5 * 512);
+    cr_expect_eq(memory[5 * 512], 7, "it is as it was");
+    share_pages();
+    cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    memory[0] = 1;
 }
