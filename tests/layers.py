@@ -38,7 +38,8 @@ ROOMS = {
 # of its stem knows, tests/unit/mover_ucx.c what transceiver/mover/ucx.c does.
 FOREIGN = [
     (r"uc[mpst]/", ["transceiver/mover/ucx"]),
-    (r"cuda|cooperative_groups|nvml", ["transceiver/mover/cuda", "transceiver/mem/cuda"]),
+    (r"cuda|cooperative_groups|nvml", ["transceiver/mover/cuda", "transceiver/mem/cuda", "tests/gpu/",
+                                       "tests/unit/agent_device.", "tests/unit/agent_fence."]),
     (r"nccl", ["transceiver/mover/nccl"]),
     (r"uv\.h|uv/", ["transceiver/control/", "transceiver/agent_loop."]),
     (r"openssl/", ["proto/mac.", "transceiver/control/"]),
