@@ -31,6 +31,11 @@ __global__ void __launch_bounds__(WARPS *KVF_MOVE_LANES)
     }
 }
 
+int kvf_moves_load(void) {
+    struct cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, moves_kernel);
+}
+
 int kvf_moves_launch(const kvf_moves_t *list, void *stream) {
     unsigned blocks = (list->n_leaves + WARPS - 1) / WARPS;
     if (blocks == 0) {

@@ -74,6 +74,10 @@ static inline bool kvf_moves_add(kvf_moves_t *list, uint64_t dst, uint64_t src, 
  * are of this process. @thread any  @cost for checks, not for speed: see kernels/copy.h */
 void kvf_moves_run(const kvf_moves_t *list);
 
+/** Load the kernel to the current device. @return A cudaError_t: 0, or why it cannot run there.
+ * @thread any, whose current device it is */
+int kvf_moves_load(void);
+
 /**
  * Queue the moves of a list on the current device (move.cu; the tests' stand-in runtime has its
  * own). The list may be changed when it returns.

@@ -284,6 +284,12 @@ kvf_status_t kvf_agent_destroy(kvf_agent_t *agent) {
         if (goodbye.in_doubt) {
             return KVF_ERR_BUSY;
         }
+        /* A device's memory must not be freed while somebody has it open. */
+        if (agent->cuda != NULL &&
+            !kvf_loop_wait_returned(agent->loop,
+                                    kvf_time_after(agent->config.quarantine_us, 1000000))) {
+            return KVF_ERR_BUSY;
+        }
         kvf_loop_destroy(agent->loop);
     }
     agent_free(agent);

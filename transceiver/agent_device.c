@@ -196,7 +196,21 @@ static void gather_done(kvf_job_t *job) {
     carry((stage_t *)job);
 }
 
+/* Whether a peer has its share of the stages: one whose path stands still must not have them all.
+ */
+static bool has_its_share(const kvf_copier_t *copier, uint64_t peer) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < N_STAGES; i++) {
+        const kvf_window_t *window = copier->device->stages[i].window;
+        n += window != NULL && window->peer == peer;
+    }
+    return n >= N_STAGES / 2;
+}
+
 kvf_status_t kvf_device_post(kvf_copier_t *copier, kvf_window_t *window) {
+    if (has_its_share(copier, window->peer)) {
+        return KVF_ERR_AGAIN;
+    }
     for (uint32_t i = 0; i < N_STAGES; i++) {
         stage_t *stage = &copier->device->stages[i];
         if (stage->window == NULL) {
@@ -238,6 +252,7 @@ static void run_open(kvf_job_t *job) {
     import->status = KVF_OK;
     for (uint32_t g = 0; g < agent->layout.n_groups && import->status == KVF_OK; g++) {
         import->status = kvf_cuda_open_import(agent->cuda, kvf_mapped_handle(import->source, g),
+                                              kvf_mapped_bytes(import->source, g),
                                               &import->pools[g], &import->detail);
     }
 }
@@ -332,7 +347,7 @@ kvf_status_t kvf_device_create(kvf_copier_t *copier, uint32_t n, kvf_detail_t *d
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
     }
     kvf_status_t status =
-        kvf_lanes_create(agent->alloc, kvf_cuda_number(agent->cuda), n, &device->lanes, detail);
+        kvf_lanes_create(agent->alloc, kvf_cuda_context(agent->cuda), n, &device->lanes, detail);
     if (status != KVF_OK) {
         kvf_free(agent->alloc, device);
         return status;

@@ -57,16 +57,17 @@ unsigned kvf_fences_progress(kvf_copier_t *copier) {
     kvf_wait_t **link = &copier->waits, *last = NULL;
     while (*link != NULL) {
         kvf_wait_t *wait = *link;
-        bool reached = kvf_fence_is_reached(wait->fence);
-        bool failed = !reached && look && kvf_fence_has_failed(wait->fence);
-        if ((!reached && !failed) || is_behind(copier, wait)) {
+        kvf_status_t state = kvf_fence_is_reached(wait->fence) ? KVF_OK
+                             : look                            ? kvf_fence_look(wait->fence)
+                                                               : KVF_ERR_AGAIN;
+        if (state == KVF_ERR_AGAIN || is_behind(copier, wait)) {
             last = wait;
             link = &wait->next;
             continue;
         }
         *link = wait->next;
         kvf_fence_give(wait->fence);
-        kvf_core_send_reached(copier->agent->core, wait->send_id, wait->mark, reached);
+        kvf_core_send_reached(copier->agent->core, wait->send_id, wait->mark, state == KVF_OK);
         kvf_free(copier->agent->alloc, wait);
         n++;
     }

@@ -83,6 +83,10 @@ const char *kvf_loop_address(const kvf_loop_t *loop);
  *  @return Whether it is quiet. @thread any but the loop's own */
 bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us);
 
+/** Wait until no peer has a mapping of our pools any more, at most timeout_us.
+ *  @return Whether that is so. @thread any but the loop's own */
+bool kvf_loop_wait_returned(kvf_loop_t *loop, uint64_t timeout_us);
+
 /* ---- agent_copy.c: the agent's thread only ---- */
 
 /**

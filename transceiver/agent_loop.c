@@ -427,7 +427,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     }
     status = kvf_copier_create(agent, loop->mover, wake_up, loop, &loop->copier, detail);
     if (status == KVF_OK && agent->cuda != NULL) {
-        status = kvf_fences_create(agent->alloc, kvf_cuda_number(agent->cuda), wake_up, loop,
+        status = kvf_fences_create(agent->alloc, kvf_cuda_context(agent->cuda), wake_up, loop,
                                    &agent->fences, detail);
     }
     if (status != KVF_OK) {
@@ -610,4 +610,29 @@ bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us) {
     quiet = loop->quiet;
     (void)pthread_mutex_unlock(&loop->lock);
     return quiet;
+}
+
+typedef struct lent_call {
+    const kvf_agent_t *agent;
+    uint32_t n;
+} lent_call_t;
+
+static void call_lent(void *arg) {
+    lent_call_t *call = arg;
+    call->n = kvf_core_lent(call->agent->core);
+}
+
+bool kvf_loop_wait_returned(kvf_loop_t *loop, uint64_t timeout_us) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    const uint64_t end = kvf_time_after(clock->now_us(clock->ctx), timeout_us);
+    lent_call_t call = {loop->agent, 1};
+    for (;;) {
+        kvf_loop_call(loop, call_lent, &call);
+        if (call.n == 0 || clock->now_us(clock->ctx) >= end) {
+            return call.n == 0;
+        }
+        if (loop->threaded || !kvf_loop_turn(loop)) {
+            (void)usleep(500);
+        }
+    }
 }

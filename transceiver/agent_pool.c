@@ -105,14 +105,10 @@ static kvf_status_t take_memory(const kvf_agent_t *agent, const kvf_mem_kind_t *
     return KVF_OK;
 }
 
-static kvf_status_t make_pool(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
-                              kvf_pool_t **pool_p, kvf_detail_t *detail) {
+static kvf_status_t make(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
+                         uint64_t bytes, kvf_pool_t **pool_p, kvf_detail_t *detail) {
     const kvf_mem_kind_t *kind = NULL;
-    uint64_t bytes = 0;
-    kvf_status_t status = check_desc(agent, desc, &bytes, detail);
-    if (status == KVF_OK) {
-        status = find_kind(agent, desc->memory, &kind, detail);
-    }
+    kvf_status_t status = find_kind(agent, desc->memory, &kind, detail);
     if (status != KVF_OK) {
         return status;
     }
@@ -141,6 +137,25 @@ static kvf_status_t make_pool(kvf_agent_t *agent, const kvf_pool_desc_t *desc, v
     pool->n_pages = desc->n_pages;
     *pool_p = pool;
     return KVF_OK;
+}
+
+static kvf_status_t make_pool(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
+                              kvf_pool_t **pool_p, kvf_detail_t *detail) {
+    uint64_t bytes = 0;
+    bool any = false;
+    kvf_status_t status = check_desc(agent, desc, &bytes, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = make(agent, desc, base, bytes, pool_p, detail);
+    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
+        any |= agent->pools[g].agent != NULL;
+    }
+    if (status != KVF_OK && !any) { /* a device without a pool is not the agent's */
+        kvf_cuda_close(agent->cuda);
+        agent->cuda = NULL;
+    }
+    return status;
 }
 
 kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc, kvf_pool_t **pool_p,

@@ -356,6 +356,10 @@ bool kvf_core_in_flight(const kvf_core_t *core) {
     return core->n_posted > 0 || core->n_landing > 0;
 }
 
+uint32_t kvf_core_lent(const kvf_core_t *core) {
+    return core->n_lent;
+}
+
 /* ---- life ---- */
 
 static int by_layer(const void *a, const void *b) {

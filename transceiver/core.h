@@ -154,6 +154,9 @@ bool kvf_core_busy(const kvf_core_t *core);
 /** @return Whether windows are posted or chunks expected: the time to poll instead of to sleep. */
 bool kvf_core_in_flight(const kvf_core_t *core);
 
+/** @return How many mappings of this agent's pools peers have. */
+uint32_t kvf_core_lent(const kvf_core_t *core);
+
 /** Begin the end: cancel all sends and receives, refuse new ones. */
 void kvf_core_shutdown(kvf_core_t *core);
 /** Say goodbye to the peers and close every connection; when nothing is busy any more. */

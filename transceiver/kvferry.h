@@ -166,8 +166,8 @@ KVF_API uint64_t kvf_agent_timeout_us(kvf_agent_t *agent);
  * back for all of it, say goodbye to the peers, free everything, pools too.
  *
  * @param agent  NULL is allowed. No other call may be under way or follow.
- * @return KVF_OK (freed), or KVF_ERR_BUSY: pages are still granted to a peer without proof; the
- * agent lives, try later.
+ * @return KVF_OK (freed), or KVF_ERR_BUSY: pages are still granted to a peer without proof, or are
+ * a device's and still mapped by one; the agent lives, try later.
  */
 KVF_API kvf_status_t kvf_agent_destroy(kvf_agent_t *agent);
 

@@ -70,7 +70,8 @@ static kvf_recv_op_t *chunk_recv(kvf_core_t *core, const kvf_chunk_t *chunk) {
 static uint64_t *covered_by_grant(kvf_recv_op_t *recv, const kvf_chunk_t *chunk, uint64_t *first_p,
                                   uint64_t *end_p) {
     const kvf_layout_t *layout = &recv->op.core->layout;
-    if (chunk->group_idx >= layout->n_groups) {
+    /* Nothing is to be sent where the receiver copies itself, least of all to pages of a device. */
+    if (chunk->group_idx >= layout->n_groups || recv->op.mapped) {
         return NULL;
     }
     recv_group_t *group = &recv->groups[chunk->group_idx];

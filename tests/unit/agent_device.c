@@ -134,6 +134,28 @@ Test(agent_device, memory_of_the_caller) {
     expect_nothing_left();
 }
 
+/* A device that cannot be had leaves the agent as it was: the CPU's memory does instead. */
+Test(agent_device, the_cpu_instead) {
+    int32_t slots[2];
+    open_agent("auto");
+    standin_cuda_fail("cudaMalloc", 1);
+    cr_assert_eq(make(0, "cuda"), KVF_ERR_NO_MEMORY);
+    cr_assert_eq(make(0, "shm"), KVF_OK, "%s", detail.text);
+    cr_assert_eq(make(1, "shm"), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_acquire(pools[0], 2, slots), KVF_OK);
+    memset(kvf_pool_page(pools[0], slots[0]), 1, 512);
+    cr_assert_eq(kvf_pool_release(pools[0], 2, slots), KVF_OK);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    (void)setenv("KVF_STANDIN_CUDA_DEVICES", "2", 1);
+    open_agent("auto");
+    standin_cuda_fail("cudaMalloc", 1);
+    cr_assert_eq(make(0, "cuda:1"), KVF_ERR_NO_MEMORY);
+    cr_assert_eq(make(0, "cuda:0"), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    expect_nothing_left();
+}
+
 /* Each call that a start makes fails once: an error, or a way that still works, and nothing stays.
  */
 Test(agent_device, what_a_start_needs) {
@@ -143,6 +165,7 @@ Test(agent_device, what_a_start_needs) {
     } cases[] = {{"cudaStreamCreateWithFlags", false},
                  {"cudaEventCreateWithFlags", false},
                  {"cudaHostAlloc", false},
+                 {"kvf_moves_load", false},
                  {"cudaIpcGetMemHandle", true}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int only = 0; only < 2; only++) {

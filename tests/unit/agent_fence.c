@@ -298,6 +298,25 @@ Test(agent_fence, the_device_fails) {
     stop();
 }
 
+/* A call that fails proves nothing about the kernels: pages wait for them, as before. */
+Test(agent_fence, a_failed_query_is_no_proof) {
+    kvf_pool_info_t info;
+    start();
+    compute(0);
+    for (int i = 0; i < 4; i++) {
+        standin_cuda_fail(i % 2 == 0 ? "cudaEventQuery" : "cuCtxPushCurrent", 1);
+        drive(80);
+        kvf_pool_get_info(ctx.pools[0], &info);
+        cr_assert_eq(info.reading, BLOCKS);
+        cr_assert_eq(ctx.results, 0, "%s", ctx.message);
+    }
+    let_go(0);
+    cr_assert_eq(kvf_send_cancel(ctx.agent, sender, KVF_ERR_CANCELLED), KVF_OK);
+    DRIVE_UNTIL(ctx.releases == 1);
+    cr_assert_eq(ctx.n_poisoned, 0);
+    stop();
+}
+
 /* What is refused changes nothing, and leaves nothing. */
 Test(agent_fence, refused) {
     static const char *const calls[] = {"cudaStreamWaitEvent", "cudaEventRecord",
@@ -320,6 +339,13 @@ Test(agent_fence, refused) {
         cr_expect_eq(status, KVF_ERR_IO, "%s", calls[i]);
         cr_expect_not_null(strstr(detail.text, "waiting for an event"), "%s", detail.text);
     }
+    /* Events that are none leave no streams behind. */
+    uint64_t n_streams = standin_cuda_counts().streams;
+    for (int i = 0; i < 50; i++) {
+        standin_cuda_fail("cudaStreamWaitEvent", 1);
+        cr_expect_eq(kvf_send_ready(ctx.agent, sender, &first, written[1], &detail), KVF_ERR_IO);
+    }
+    cr_expect_leq(standin_cuda_counts().streams, n_streams + 1);
     standin_cuda_hold_stream(streams[1], false);
     kvf_send_t nobody = {12345};
     cr_assert_eq(kvf_send_ready(ctx.agent, nobody, &first, written[1], &detail), KVF_ERR_UNKNOWN);

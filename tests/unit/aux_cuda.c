@@ -135,6 +135,35 @@ Test(aux_cuda, cached) {
     run(KVF_AUX_CACHED);
 }
 
+/* An engine's arrays may lie in memory that the device reads by itself, later. */
+Test(aux_cuda, from_pinned_memory) {
+    cudaStream_t stream;
+    kvf_mem_t mem;
+    int32_t *pinned, *back;
+    kvf_alloc_fail_init(&memory, 0);
+    cr_assert_eq(kvf_cuda_open(&memory.table, 0, &cuda, &detail), KVF_OK);
+    const kvf_mem_kind_t *kind = kvf_cuda_kind(cuda);
+    cr_assert_eq(kind->alloc(kind, 4096, &mem, &detail), KVF_OK);
+    cr_assert_eq(cudaStreamCreateWithFlags(&stream, 0), cudaSuccess);
+    cr_assert_eq(cudaHostAlloc((void **)&pinned, 400, 0), cudaSuccess);
+    cr_assert_eq(cudaHostAlloc((void **)&back, 400, 0), cudaSuccess);
+    standin_cuda_hold_stream(stream, true);
+    memset(pinned, 5, 400);
+    cr_assert_eq(kind->write(&mem, 16, pinned, 400, stream, &detail), KVF_OK, "%s", detail.text);
+    memset(pinned, 6, 400);
+    standin_cuda_hold_stream(stream, false);
+    cr_assert_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    cr_assert_eq(kind->read(&mem, 16, back, 400, &detail), KVF_OK);
+    memset(pinned, 5, 400);
+    cr_assert_eq(memcmp(back, pinned, 400), 0);
+    cr_assert_eq(cudaFreeHost(pinned), cudaSuccess);
+    cr_assert_eq(cudaFreeHost(back), cudaSuccess);
+    cr_assert_eq(cudaStreamDestroy(stream), cudaSuccess);
+    mem.kind->free(&mem);
+    kvf_cuda_close(cuda);
+    cr_assert_eq(memory.live, 0);
+}
+
 /* A device that fails is told by the call that was to copy. */
 Test(aux_cuda, failures) {
     const int32_t indptr[] = {0, 1};

@@ -120,6 +120,7 @@ Test(mem_cuda, the_other_device) {
     cr_assert_eq(attributes.device, 1);
     cr_assert_eq(cudaGetDevice(&current), cudaSuccess);
     cr_assert_eq(current, 0);
+    cr_assert_eq(standin_cuda_counts().contexts, 2, "the first device has got none");
     mem.kind->free(&mem);
     stop();
 }
@@ -150,7 +151,7 @@ Test(mem_cuda, failures_are_told_and_leave_nothing) {
     } cases[] = {{"cudaMalloc", KVF_ERR_NO_MEMORY},
                  {"cudaMemset", KVF_ERR_IO},
                  {"cudaDeviceSynchronize", KVF_ERR_IO},
-                 {"cudaSetDevice", KVF_ERR_IO}};
+                 {"cuCtxPushCurrent", KVF_ERR_IO}};
     start();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const kvf_mem_kind_t *kind = kvf_cuda_kind(cuda);
@@ -162,8 +163,9 @@ Test(mem_cuda, failures_are_told_and_leave_nothing) {
     }
     stop();
     for (size_t n = 1; n < 10; n++) {
-        static const char *const calls[] = {"cudaGetDeviceCount", "cudaGetDevice", "cudaSetDevice",
-                                            "cudaGetDeviceProperties", "cudaFree"};
+        static const char *const calls[] = {"cudaGetDeviceCount", "cudaGetDevice",
+                                            "cudaGetDeviceProperties", "cuDevicePrimaryCtxRetain",
+                                            "cudaGetDriverEntryPointByVersion"};
         for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
             standin_cuda_fail(calls[i], n);
             kvf_status_t status = kvf_cuda_open(&memory.table, 0, &cuda, &detail);
@@ -228,8 +230,25 @@ Test(mem_cuda, opened_by_another_process) {
     pid_t pid = in_child(offer);
     cr_assert_eq(read(to_parent[0], handle, sizeof(handle)), sizeof(handle));
     start();
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, &import, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 8192, &import, &detail), KVF_OK, "%s",
+                 detail.text);
     cr_assert_eq((uint8_t *)import.base - (uint8_t *)import.mapping, 12288);
+    /* A peer that says more than there is, or that it begins elsewhere: the offset is the eight
+     * bytes behind the device's 16. */
+    kvf_cuda_import_t none = {NULL, NULL};
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 65536 - 12288, &none, &detail), KVF_OK);
+    kvf_cuda_close_import(cuda, &none);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 65536 - 12288 + 1, &none, &detail),
+                 KVF_ERR_INVALID);
+    cr_assert_not_null(strstr(detail.text, "bytes that it spoke of"), "%s", detail.text);
+    static const uint64_t offsets[] = {65536 - 8191, 65537, UINT64_MAX, UINT64_MAX - 8191};
+    for (size_t i = 0; i < sizeof(offsets) / sizeof(offsets[0]); i++) {
+        uint8_t wrong[KVF_CUDA_HANDLE_BYTES];
+        memcpy(wrong, handle, sizeof(wrong));
+        memcpy(wrong + 16, &offsets[i], sizeof(offsets[i]));
+        cr_assert_eq(kvf_cuda_open_import(cuda, wrong, 8192, &none, &detail), KVF_ERR_INVALID);
+    }
+    cr_assert_eq(standin_cuda_counts().imports, 1);
     kvf_mem_t there = {import.base, 8192, kvf_cuda_kind(cuda), NULL};
     cr_assert_eq(there.kind->read(&there, 100, bytes, sizeof(bytes), &detail), KVF_OK);
     for (size_t i = 0; i < sizeof(bytes); i++) {
@@ -241,7 +260,7 @@ Test(mem_cuda, opened_by_another_process) {
     cr_assert_null(import.mapping);
     kvf_cuda_close_import(cuda, &import); /* harmless */
     /* Its owner has ended: the handle is none any more. */
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, &import, &detail), KVF_ERR_IO);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 8192, &import, &detail), KVF_ERR_IO);
     cr_assert_null(import.mapping);
     stop();
 }
@@ -251,10 +270,10 @@ Test(mem_cuda, handles_that_do_not_open) {
     kvf_cuda_import_t import = {NULL, NULL};
     start_with_memory();
     cr_assert_eq(kvf_cuda_export(&mem, handle, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, &import, &detail), KVF_ERR_UNSUPPORTED,
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 4096, &import, &detail), KVF_ERR_UNSUPPORTED,
                  "its own process's");
     handle[0] ^= 1; /* a device that is not here */
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, &import, &detail), KVF_ERR_UNSUPPORTED);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 4096, &import, &detail), KVF_ERR_UNSUPPORTED);
     cr_assert_not_null(strstr(detail.text, "CUDA_VISIBLE_DEVICES"), "%s", detail.text);
     standin_cuda_fail("cudaIpcGetMemHandle", 1);
     cr_assert_eq(kvf_cuda_export(&mem, handle, &detail), KVF_ERR_UNSUPPORTED);

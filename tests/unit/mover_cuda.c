@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define BYTES (UINT64_C(24) << 20)
 
@@ -28,7 +29,8 @@ static void start(uint32_t n) {
     const kvf_mem_kind_t *kind = kvf_cuda_kind(cuda);
     cr_assert_eq(kind->alloc(kind, BYTES, &source, &detail), KVF_OK);
     cr_assert_eq(kind->alloc(kind, BYTES, &target, &detail), KVF_OK);
-    cr_assert_eq(kvf_lanes_create(&memory.table, 0, n, &lanes, &detail), KVF_OK);
+    cr_assert_eq(kvf_lanes_create(&memory.table, kvf_cuda_context(cuda), n, &lanes, &detail),
+                 KVF_OK);
     bytes = malloc(BYTES);
     back = malloc(BYTES);
     want = calloc(1, BYTES);
@@ -178,7 +180,7 @@ Test(mover_cuda, threads) {
  * the lane works again if the device does. */
 Test(mover_cuda, failures) {
     static const char *const calls[] = {"kvf_moves_launch", "cudaEventRecord", "cudaEventQuery",
-                                        "cudaSetDevice"};
+                                        "cuCtxPushCurrent"};
     start(1);
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         uint64_t digest = 0;
@@ -188,6 +190,12 @@ Test(mover_cuda, failures) {
         cr_expect_eq(kvf_lane_finish(lane, &detail), KVF_ERR_IO, "%s", calls[i]);
         cr_expect_not_null(strstr(detail.text, "a copy on a CUDA device"), "%s", detail.text);
         cr_expect_eq(digest, 0, "%s", calls[i]);
+        if (i == 3) { /* a context that was not entered is not, until it is */
+            kvf_lane_copy(lane, target.base, source.base, 100000, &digest);
+            cr_expect_eq(kvf_lane_finish(lane, &detail), KVF_ERR_IO);
+            kvf_lanes_give(lane);
+            lane = kvf_lanes_take(lanes);
+        }
         kvf_lane_copy(lane, target.base, source.base, 100000, &digest);
         cr_expect_eq(kvf_lane_finish(lane, &detail), KVF_OK, "%s", detail.text);
         cr_expect_eq(digest, kvf_digest(bytes, 100000));
@@ -208,16 +216,19 @@ Test(mover_cuda, failures) {
 
 Test(mover_cuda, nothing_is_left_when_it_cannot_be_made) {
     static const char *const calls[] = {"cudaStreamCreateWithFlags", "cudaEventCreateWithFlags",
-                                        "cudaHostAlloc", "cudaSetDevice", "cudaGetDevice"};
+                                        "cudaHostAlloc", "kvf_moves_load", "cuCtxPushCurrent"};
+    const kvf_alloc_t *other = kvf_alloc_default();
+    cr_assert_eq(kvf_cuda_open(other, 0, &cuda, &detail), KVF_OK);
     kvf_alloc_fail_init(&memory, 0);
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         for (uint64_t n = 1; n <= 3; n++) {
             standin_cuda_fail(calls[i], n);
-            kvf_status_t status = kvf_lanes_create(&memory.table, 0, 3, &lanes, &detail);
+            kvf_status_t status =
+                kvf_lanes_create(&memory.table, kvf_cuda_context(cuda), 3, &lanes, &detail);
             if (status == KVF_OK) {
                 kvf_lanes_destroy(lanes);
             }
-            cr_expect(status != KVF_OK || i >= 3, "%s", calls[i]);
+            cr_expect(status != KVF_OK || (i >= 3 && n > 1), "%s", calls[i]);
             cr_expect_eq(memory.live, 0);
             standin_cuda_counts_t counts = standin_cuda_counts();
             cr_expect_eq(counts.streams + counts.events + counts.pinned, 0, "%s", calls[i]);
@@ -226,10 +237,41 @@ Test(mover_cuda, nothing_is_left_when_it_cannot_be_made) {
     standin_cuda_fail("", 0);
     for (uint64_t n = 1; n <= 4; n++) {
         kvf_alloc_fail_init(&memory, n);
-        cr_expect_eq(kvf_lanes_create(&memory.table, 0, 3, &lanes, &detail), KVF_ERR_NO_MEMORY);
+        cr_expect_eq(kvf_lanes_create(&memory.table, kvf_cuda_context(cuda), 3, &lanes, &detail),
+                     KVF_ERR_NO_MEMORY);
         cr_expect_eq(memory.live, 0);
         cr_expect_eq(standin_cuda_counts().streams, 0);
     }
+}
+
+/* A call that fails proves nothing about what was launched: finish waits for that, however long. */
+static void *let_go_later(void *arg) {
+    const struct timespec pause = {0, 50000000};
+    (void)nanosleep(&pause, NULL);
+    standin_cuda_hold(false);
+    return arg;
+}
+
+Test(mover_cuda, a_failed_wait_is_no_proof) {
+    static const char *const calls[] = {"cudaEventQuery", "cudaEventRecord",
+                                        "cudaEventSynchronize"};
+    pthread_t thread;
+    start(1);
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        kvf_lane_t *lane = kvf_lanes_take(lanes);
+        uint64_t before = standin_cuda_counts().executed;
+        standin_cuda_hold(true);
+        kvf_lane_copy(lane, target.base, source.base, 100000, NULL);
+        standin_cuda_fail(calls[i], 1);
+        cr_assert_eq(pthread_create(&thread, NULL, let_go_later, NULL), 0);
+        cr_assert_eq(kvf_lane_finish(lane, &detail), KVF_ERR_IO, "%s", calls[i]);
+        cr_assert_gt(standin_cuda_counts().executed, before, "%s: it was still to come", calls[i]);
+        (void)pthread_join(thread, NULL);
+        kvf_lanes_give(lane);
+    }
+    memcpy(want, bytes, 100000);
+    check();
+    stop();
 }
 
 /* Memory that both reach; and none. */

@@ -12,9 +12,23 @@ static const cluster_options_t mapped = {.mapped = true};
 #define SWA 4
 
 static int n_drained, n_aborts;
+static kvf_chunk_t granted; /* what the sender could say of the first page that it was granted */
+
+static void remember(const Kvf__Wire__RecvRequest *request) {
+    const Kvf__Wire__Grant *grant = request->grants[0];
+    granted = (kvf_chunk_t){.grant_key = request->grant_key,
+                            .group_idx = grant->group_idx,
+                            .ordinal = (int64_t)grant->ordinals[0],
+                            .slot = (int32_t)grant->slots[0],
+                            .generation = grant->generations[0],
+                            .bytes = 64};
+    granted.transfer = kvf_transfer_id_read(request->transfer);
+}
 
 static void count(kvf_frame_type_t type, ProtobufCMessage *message) {
-    (void)message;
+    if (type == KVF_FRAME_RECV_REQUEST) {
+        remember((const Kvf__Wire__RecvRequest *)message);
+    }
     n_drained += type == KVF_FRAME_DRAINED;
     n_aborts += type == KVF_FRAME_ABORT;
 }
@@ -454,4 +468,14 @@ Test(peer_map_ends, every_allocation_fails_once, .timeout = 60) {
             }
         }
     }
+}
+
+/* Chunks for a receive that copies itself: whoever has its key knows better, so it ends. Pages may
+ * be where the CPU does not reach. */
+Test(peer_map_ends, chunks_for_who_copies_itself) {
+    pair_t p;
+    kvf_landing_t landing;
+    open_copying(&p);
+    cr_expect_eq(kvf_core_grant_check(p.gen->core, &granted, &landing), KVF_ERR_RANGE);
+    expect_to_wait_for_the_job(&p, KVF_ERR_PROTOCOL);
 }

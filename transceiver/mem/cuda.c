@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/mem/cuda.h"
 
-#include "transceiver/mem/cuda_status.h"
+#include "transceiver/mem/cuda_scope.h"
 
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct kvf_cuda {
     const kvf_alloc_t *alloc;
-    int number;
+    struct kvf_cuda_context context;
+    int (*release)(int device); /* of the primary context */
     uint8_t uuid[16];
     char name[256];
     kvf_mem_kind_t kind;
@@ -25,15 +27,8 @@ typedef struct handle {
 
 _Static_assert(sizeof(handle_t) <= KVF_CUDA_HANDLE_BYTES, "handle");
 
-/* Calls of the runtime are for a thread's current device. */
-static cudaError_t enter(const kvf_cuda_t *cuda, int *before_p) {
-    cudaError_t error = cudaGetDevice(before_p);
-    return error != cudaSuccess ? error : cudaSetDevice(cuda->number);
-}
-
-static void leave(int before) {
-    (void)cudaSetDevice(before);
-    (void)cudaGetLastError(); /* what failed was reported, and is not the application's */
+static cudaError_t enter(const kvf_cuda_t *cuda, kvf_cuda_scope_t *scope) {
+    return kvf_cuda_enter(&cuda->context, scope);
 }
 
 /* ---- the row ---- */
@@ -42,60 +37,84 @@ static kvf_status_t cuda_alloc(const kvf_mem_kind_t *kind, uint64_t bytes, kvf_m
                                kvf_detail_t *detail) {
     const kvf_cuda_t *cuda = kind->ctx;
     void *base = NULL;
-    int before;
-    cudaError_t error = enter(cuda, &before);
-    if (error == cudaSuccess && (bytes == 0 || bytes > PTRDIFF_MAX)) {
-        error = cudaErrorMemoryAllocation;
+    char what[96];
+    kvf_cuda_scope_t scope;
+    (void)snprintf(what, sizeof(what), "%" PRIu64 " bytes of device %d", bytes,
+                   cuda->context.device);
+    cudaError_t error = enter(cuda, &scope);
+    if (error != cudaSuccess) {
+        return kvf_cuda_fail(detail, error, what);
     }
-    if (error == cudaSuccess) {
-        error = cudaMalloc(&base, (size_t)bytes);
-    }
+    error = bytes == 0 || bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation
+                                              : cudaMalloc(&base, (size_t)bytes);
     if (error == cudaSuccess) {
         error = cudaMemset(base, 0, (size_t)bytes);
     }
     if (error == cudaSuccess) {
         error = cudaDeviceSynchronize(); /* zeroed before anybody writes to it */
     }
+    kvf_status_t status = KVF_OK;
     if (error != cudaSuccess) {
-        char what[96];
-        (void)snprintf(what, sizeof(what), "%" PRIu64 " bytes of device %d", bytes, cuda->number);
-        kvf_status_t status = kvf_cuda_fail(detail, error, what);
-        if (base != NULL) {
-            (void)cudaFree(base);
-        }
-        leave(before);
-        return status;
+        status = kvf_cuda_fail(detail, error, what);
+        (void)cudaFree(base);
     }
-    leave(before);
-    *mem_p = (kvf_mem_t){base, bytes, kind, NULL};
-    return KVF_OK;
+    kvf_cuda_leave(&scope);
+    if (status == KVF_OK) {
+        *mem_p = (kvf_mem_t){base, bytes, kind, NULL};
+    }
+    return status;
 }
 
 static void cuda_free(kvf_mem_t *mem) {
-    int before;
-    if (mem->base != NULL && enter(mem->kind->ctx, &before) == cudaSuccess) {
+    kvf_cuda_scope_t scope;
+    if (mem->base != NULL && enter(mem->kind->ctx, &scope) == cudaSuccess) {
         (void)cudaFree(mem->base);
-        leave(before);
+        kvf_cuda_leave(&scope);
     }
     *mem = (kvf_mem_t){0};
 }
 
-/* Copy, on a stream of the caller's; or on one that nobody else's work is in, and wait. */
-static kvf_status_t copy(const kvf_mem_t *mem, void *to, const void *from, uint64_t bytes,
-                         cudaStream_t stream, kvf_detail_t *detail) {
-    int before;
-    cudaStream_t on = stream != NULL ? stream : cudaStreamPerThread;
-    cudaError_t error = enter(mem->kind->ctx, &before);
-    if (error == cudaSuccess) {
-        error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, on);
+/* Memory that the device reads by itself, later than the call: the caller may have changed it by
+ * then. */
+static bool is_pinned(const void *at) {
+    struct cudaPointerAttributes attributes = {0};
+    if (cudaPointerGetAttributes(&attributes, at) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false; /* none of the runtime's */
     }
+    return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+/* Copy, on a stream of the caller's; or on one that nobody else's work is in, and wait. */
+static cudaError_t copy_on(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
+    void *passing = NULL;
+    if (stream != NULL && is_pinned(from)) {
+        passing = malloc((size_t)bytes);
+        if (passing == NULL) {
+            return cudaErrorMemoryAllocation;
+        }
+        memcpy(passing, from, (size_t)bytes);
+        from = passing;
+    }
+    cudaStream_t on = stream != NULL ? stream : cudaStreamPerThread;
+    cudaError_t error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, on);
     if (error == cudaSuccess && stream == NULL) {
         error = cudaStreamSynchronize(on);
     }
-    kvf_status_t status =
-        error == cudaSuccess ? KVF_OK : kvf_cuda_fail(detail, error, "a copy to or from a device");
-    leave(before);
-    return status;
+    free(passing); /* what is pageable was read */
+    return error;
+}
+
+static kvf_status_t copy(const kvf_mem_t *mem, void *to, const void *from, uint64_t bytes,
+                         cudaStream_t stream, kvf_detail_t *detail) {
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(mem->kind->ctx, &scope);
+    if (error == cudaSuccess) {
+        error = copy_on(to, from, bytes, stream);
+        kvf_cuda_leave(&scope);
+    }
+    return error == cudaSuccess ? KVF_OK
+                                : kvf_cuda_fail(detail, error, "a copy to or from a device");
 }
 
 static kvf_status_t cuda_write(kvf_mem_t *mem, uint64_t off, const void *src, uint64_t bytes,
@@ -110,10 +129,46 @@ static kvf_status_t cuda_read(const kvf_mem_t *mem, uint64_t off, void *dst, uin
 
 /* ---- devices ---- */
 
+/* A function of the driver's, found at run time, so that nothing is linked with libcuda. */
+static cudaError_t find_symbol(const char *name, void *function_p, size_t bytes) {
+    void *symbol = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &found);
+    if (error == cudaSuccess && (found != cudaDriverEntryPointSuccess || symbol == NULL)) {
+        error = cudaErrorNotSupported;
+    }
+    if (error == cudaSuccess) {
+        memcpy(function_p, &symbol, bytes);
+    }
+    return error;
+}
+
+/* Take the device's primary context, which is that of everybody who uses the runtime. */
+static cudaError_t retain(kvf_cuda_t *cuda) {
+    int (*take)(void **context_p, int device);
+    struct kvf_cuda_context *context = &cuda->context;
+    cudaError_t error = find_symbol("cuDevicePrimaryCtxRetain", &take, sizeof(take));
+    if (error == cudaSuccess) {
+        error = find_symbol("cuDevicePrimaryCtxRelease", &cuda->release, sizeof(cuda->release));
+    }
+    if (error == cudaSuccess) {
+        error = find_symbol("cuCtxPushCurrent", &context->push, sizeof(context->push));
+    }
+    if (error == cudaSuccess) {
+        error = find_symbol("cuCtxPopCurrent", &context->pop, sizeof(context->pop));
+    }
+    /* A device's handle is its number. */
+    if (error == cudaSuccess && take(&context->primary, context->device) != 0) {
+        error = cudaErrorDevicesUnavailable;
+    }
+    return error;
+}
+
 kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cuda_p,
                            kvf_detail_t *detail) {
     struct cudaDeviceProp properties;
-    int n = 0, before;
+    int n = 0;
     cudaError_t error = cudaGetDeviceCount(&n);
     if (error == cudaSuccess && n == 0) {
         error = cudaErrorNoDevice;
@@ -122,7 +177,6 @@ kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cu
         error = cudaGetDevice(&number);
     }
     if (error != cudaSuccess) {
-        (void)cudaGetLastError();
         return kvf_cuda_fail(detail, error, "no CUDA device");
     }
     if (number < 0 || number >= n) {
@@ -134,14 +188,10 @@ kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cu
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a device");
     }
     cuda->alloc = alloc;
-    cuda->number = number;
-    error = enter(cuda, &before);
+    cuda->context.device = number;
+    error = cudaGetDeviceProperties(&properties, number);
     if (error == cudaSuccess) {
-        error = cudaGetDeviceProperties(&properties, number);
-        if (error == cudaSuccess) {
-            error = cudaFree(NULL); /* makes the context, here instead of in the first transfer */
-        }
-        leave(before);
+        error = retain(cuda);
     }
     if (error != cudaSuccess) {
         kvf_free(alloc, cuda);
@@ -164,12 +214,17 @@ kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cu
 
 void kvf_cuda_close(kvf_cuda_t *cuda) {
     if (cuda != NULL) {
+        (void)cuda->release(cuda->context.device);
         kvf_free(cuda->alloc, cuda);
     }
 }
 
 int kvf_cuda_number(const kvf_cuda_t *cuda) {
-    return cuda->number;
+    return cuda->context.device;
+}
+
+const struct kvf_cuda_context *kvf_cuda_context(const kvf_cuda_t *cuda) {
+    return &cuda->context;
 }
 
 const char *kvf_cuda_name(const kvf_cuda_t *cuda) {
@@ -183,24 +238,16 @@ const kvf_mem_kind_t *kvf_cuda_kind(const kvf_cuda_t *cuda) {
 /* ---- memory of others ---- */
 
 /* Where the allocation begins that an address lies in, and its length. The runtime has no call for
- * it; the driver's is found at run time, so that nothing is linked with libcuda. */
+ * it. */
 static cudaError_t allocation_of(const void *at, uintptr_t *base_p, size_t *bytes_p) {
-    typedef int get_range_fn(unsigned long long *base, size_t *bytes, unsigned long long at);
-    void *symbol = NULL;
+    int (*get_range)(unsigned long long *base, size_t *bytes, unsigned long long at);
     unsigned long long base = 0;
-    enum cudaDriverEntryPointQueryResult found;
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &symbol, 12000,
-                                                         cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || symbol == NULL) {
-        return error != cudaSuccess ? error : cudaErrorNotSupported;
-    }
-    get_range_fn *get_range;
-    memcpy(&get_range, &symbol, sizeof(get_range));
-    if (get_range(&base, bytes_p, (unsigned long long)(uintptr_t)at) != 0) {
-        return cudaErrorInvalidValue;
+    cudaError_t error = find_symbol("cuMemGetAddressRange", &get_range, sizeof(get_range));
+    if (error == cudaSuccess && get_range(&base, bytes_p, (unsigned long long)(uintptr_t)at) != 0) {
+        error = cudaErrorInvalidValue;
     }
     *base_p = (uintptr_t)base;
-    return cudaSuccess;
+    return error;
 }
 
 kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes, kvf_mem_t *mem_p,
@@ -208,21 +255,22 @@ kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes,
     struct cudaPointerAttributes attributes = {0};
     uintptr_t from = 0;
     size_t length = 0;
-    int before;
-    cudaError_t error = enter(cuda, &before);
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(cuda, &scope);
     if (error == cudaSuccess) {
         error = cudaPointerGetAttributes(&attributes, base);
         if (error == cudaSuccess && attributes.type == cudaMemoryTypeDevice) {
             error = allocation_of(base, &from, &length);
         }
-        leave(before);
+        kvf_cuda_leave(&scope);
     }
     if (error != cudaSuccess) {
         return kvf_cuda_fail(detail, error, "memory to be attached");
     }
-    if (attributes.type != cudaMemoryTypeDevice || attributes.device != cuda->number) {
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device != cuda->context.device) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "memory to be attached is not that of CUDA device %d", cuda->number);
+                        "memory to be attached is not that of CUDA device %d",
+                        cuda->context.device);
     }
     if (bytes > length - ((uintptr_t)base - from)) {
         return kvf_fail(detail, KVF_ERR_INVALID,
@@ -237,16 +285,16 @@ kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDL
                              kvf_detail_t *detail) {
     const kvf_cuda_t *cuda = mem->kind->ctx;
     handle_t h = {.offset = 0};
-    uintptr_t from = (uintptr_t)mem->base;
-    size_t length;
-    int before;
-    cudaError_t error = enter(cuda, &before);
+    uintptr_t from = 0;
+    size_t length = 0;
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(cuda, &scope);
     if (error == cudaSuccess) {
         error = allocation_of(mem->base, &from, &length);
         if (error == cudaSuccess) {
-            error = cudaIpcGetMemHandle(&h.ipc, mem->base);
+            error = cudaIpcGetMemHandle(&h.ipc, (void *)from);
         }
-        leave(before);
+        kvf_cuda_leave(&scope);
     }
     if (error == cudaErrorInvalidValue) { /* what it says of memory that is not cudaMalloc()'s */
         error = cudaErrorNotSupported;
@@ -266,21 +314,21 @@ kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDL
 static kvf_status_t check_reach(const kvf_cuda_t *cuda, const uint8_t uuid[16],
                                 kvf_detail_t *detail) {
     struct cudaDeviceProp properties;
-    int n = 0, can = 0;
+    int n = 0, can = 0, own = cuda->context.device;
     cudaError_t error = cudaGetDeviceCount(&n);
     for (int i = 0; error == cudaSuccess && i < n; i++) {
         error = cudaGetDeviceProperties(&properties, i);
         if (error != cudaSuccess || memcmp(properties.uuid.bytes, uuid, 16) != 0) {
             continue;
         }
-        if (i == cuda->number) {
+        if (i == own) {
             return KVF_OK;
         }
-        error = cudaDeviceCanAccessPeer(&can, cuda->number, i);
+        error = cudaDeviceCanAccessPeer(&can, own, i);
         if (error == cudaSuccess && can == 0) {
             return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
                             "CUDA device %d has no peer access to device %d, where its pools are",
-                            cuda->number, i);
+                            own, i);
         }
         if (error == cudaSuccess) {
             return KVF_OK;
@@ -295,33 +343,51 @@ static kvf_status_t check_reach(const kvf_cuda_t *cuda, const uint8_t uuid[16],
                     n);
 }
 
+/* Open it; what a peer says of offset and length is believed only as far as the allocation goes. */
+static kvf_status_t open_handle(const handle_t *handle, uint64_t bytes, kvf_cuda_import_t *import_p,
+                                kvf_detail_t *detail) {
+    void *mapping = NULL;
+    uintptr_t from = 0;
+    size_t length = 0;
+    cudaError_t error = cudaIpcOpenMemHandle(&mapping, handle->ipc, cudaIpcMemLazyEnablePeerAccess);
+    if (error != cudaSuccess) {
+        return kvf_cuda_fail(detail, error, "opening its memory");
+    }
+    error = allocation_of(mapping, &from, &length);
+    if (error != cudaSuccess || handle->offset > length || bytes > length - handle->offset) {
+        (void)cudaIpcCloseMemHandle(mapping);
+        return error != cudaSuccess
+                   ? kvf_cuda_fail(detail, error, "looking at its memory")
+                   : kvf_fail(detail, KVF_ERR_INVALID,
+                              "its memory is not the %" PRIu64 " bytes that it spoke of", bytes);
+    }
+    *import_p = (kvf_cuda_import_t){(uint8_t *)mapping + handle->offset, mapping};
+    return KVF_OK;
+}
+
 kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
-                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES],
+                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], uint64_t bytes,
                                   kvf_cuda_import_t *import_p, kvf_detail_t *detail) {
     handle_t h;
-    void *mapping = NULL;
-    int before;
+    kvf_cuda_scope_t scope;
     memcpy(&h, handle, sizeof(h));
-    cudaError_t error = enter(cuda, &before);
-    kvf_status_t status = error == cudaSuccess
-                              ? check_reach(cuda, h.uuid, detail)
-                              : kvf_cuda_fail(detail, error, "a CUDA device cannot be used");
-    if (status == KVF_OK) {
-        error = cudaIpcOpenMemHandle(&mapping, h.ipc, cudaIpcMemLazyEnablePeerAccess);
-        status = error == cudaSuccess ? KVF_OK : kvf_cuda_fail(detail, error, "opening its memory");
+    cudaError_t error = enter(cuda, &scope);
+    if (error != cudaSuccess) {
+        return kvf_cuda_fail(detail, error, "a CUDA device cannot be used");
     }
-    leave(before);
+    kvf_status_t status = check_reach(cuda, h.uuid, detail);
     if (status == KVF_OK) {
-        *import_p = (kvf_cuda_import_t){(uint8_t *)mapping + h.offset, mapping};
+        status = open_handle(&h, bytes, import_p, detail);
     }
+    kvf_cuda_leave(&scope);
     return status;
 }
 
 void kvf_cuda_close_import(const kvf_cuda_t *cuda, kvf_cuda_import_t *import) {
-    int before;
-    if (import->mapping != NULL && enter(cuda, &before) == cudaSuccess) {
+    kvf_cuda_scope_t scope;
+    if (import->mapping != NULL && enter(cuda, &scope) == cudaSuccess) {
         (void)cudaIpcCloseMemHandle(import->mapping);
-        leave(before);
+        kvf_cuda_leave(&scope);
     }
     *import = (kvf_cuda_import_t){NULL, NULL};
 }

@@ -8,8 +8,9 @@
  * this machine (CUDA IPC). Without CUDA in the build (cuda_none.c) or a driver on the machine,
  * kvf_cuda_open() says so and nothing else is called.
  *
- * All functions: any thread; the thread's current device is the same after the call. Those that
- * wait for the device say so; the agent's thread does not call them.
+ * All functions: any thread; its current device and context are the same after the call, and no
+ * other device gets one. Those that wait for the device say so; the agent's thread does not call
+ * them.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -37,11 +38,15 @@ void kvf_cuda_close(kvf_cuda_t *cuda);
 /** @return Its number, not negative. */
 int kvf_cuda_number(const kvf_cuda_t *cuda);
 
+/** How its context is entered (mem/cuda_scope.h); the device's. */
+struct kvf_cuda_context;
+const struct kvf_cuda_context *kvf_cuda_context(const kvf_cuda_t *cuda);
+
 /** @return What the driver calls it, such as "NVIDIA H200"; the device's. */
 const char *kvf_cuda_name(const kvf_cuda_t *cuda);
 
 /** @return The row for memory of this device, which it belongs to: alloc, free, write and read wait
- * for the device, write with a stream does not. */
+ * for the device; write with a stream waits at most for room in the driver's buffers. */
 const kvf_mem_kind_t *kvf_cuda_kind(const kvf_cuda_t *cuda);
 
 /**
@@ -67,12 +72,16 @@ typedef struct kvf_cuda_import {
 /**
  * Open another process's memory. Waits for the device.
  *
+ * @param handle  Not to be trusted.
+ * @param bytes   That will be read there.
  * @return KVF_OK; KVF_ERR_UNSUPPORTED (a device that this one does not reach, or this process's own
- * memory); KVF_ERR_NO_MEMORY; KVF_ERR_IO (it has ended, or the handle is none).
+ * memory); KVF_ERR_INVALID (there is less); KVF_ERR_NO_MEMORY; KVF_ERR_IO (it has ended, or the
+ * handle is none).
  */
 KVF_CHECK kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
                                             const uint8_t handle[KVF_CUDA_HANDLE_BYTES],
-                                            kvf_cuda_import_t *import_p, kvf_detail_t *detail);
+                                            uint64_t bytes, kvf_cuda_import_t *import_p,
+                                            kvf_detail_t *detail);
 
 /** Close it; nothing reads it any more. Waits for the device. An empty one is allowed. */
 void kvf_cuda_close_import(const kvf_cuda_t *cuda, kvf_cuda_import_t *import);

@@ -24,6 +24,11 @@ int kvf_cuda_number(const kvf_cuda_t *cuda) {
     abort();
 }
 
+const struct kvf_cuda_context *kvf_cuda_context(const kvf_cuda_t *cuda) {
+    (void)cuda;
+    abort();
+}
+
 const char *kvf_cuda_name(const kvf_cuda_t *cuda) {
     (void)cuda;
     abort();
@@ -53,10 +58,11 @@ kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDL
 }
 
 kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
-                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES],
+                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], uint64_t bytes,
                                   kvf_cuda_import_t *import_p, kvf_detail_t *detail) {
     (void)cuda;
     (void)handle;
+    (void)bytes;
     (void)import_p;
     (void)detail;
     abort();

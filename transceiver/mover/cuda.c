@@ -2,11 +2,12 @@
 #include "transceiver/mover/cuda.h"
 
 #include "kernels/move.h"
-#include "transceiver/mem/cuda_status.h"
+#include "transceiver/mem/cuda_scope.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
+#include <time.h>
 
 /* Leaves whose hashes have room before the device is waited for: those of 64 MiB. */
 #define LEAVES UINT64_C(16384)
@@ -26,6 +27,8 @@ typedef struct want {
 struct kvf_lane {
     kvf_lanes_t *lanes;
     bool taken;
+    kvf_cuda_scope_t scope; /* while it is taken */
+    cudaError_t entry;      /* cudaSuccess: the context was entered */
     cudaStream_t stream;
     cudaEvent_t event;
     cudaError_t error; /* of the first thing that failed since the last finish */
@@ -42,7 +45,7 @@ struct kvf_lane {
 
 struct kvf_lanes {
     const kvf_alloc_t *alloc;
-    int device;
+    const struct kvf_cuda_context *context;
     pthread_mutex_t lock; /* of who has which lane */
     uint32_t n;
     kvf_lane_t *lanes[64];
@@ -62,9 +65,27 @@ static void launch(kvf_lane_t *lane) {
     kvf_moves_begin(&lane->moves, NULL);
 }
 
+/* Wait until the device has done all that was launched, or will do nothing any more. Whatever else
+ * a call says proves neither, and the pages are written to until one of them is so. */
+static cudaError_t settle(const kvf_lane_t *lane, cudaError_t error) {
+    while (error != cudaSuccess && !kvf_cuda_is_fatal(error)) {
+        const struct timespec pause = {0, 1000000};
+        (void)nanosleep(&pause, NULL);
+        error = cudaStreamSynchronize(lane->stream);
+    }
+    return error;
+}
+
 /* Wait for all that was launched, and make the digests. */
 static void drain(kvf_lane_t *lane) {
     launch(lane);
+    if (lane->entry != cudaSuccess) { /* nothing was launched */
+        keep_error(lane, lane->entry);
+        lane->n_wants = 0;
+        lane->n_leaves = 0;
+        lane->n_bounced = 0;
+        return;
+    }
     cudaError_t error = cudaEventRecord(lane->event, lane->stream);
     for (int looks = 0; error == cudaSuccess; looks++) {
         error = cudaEventQuery(lane->event);
@@ -79,6 +100,7 @@ static void drain(kvf_lane_t *lane) {
         (void)sched_yield();
     }
     keep_error(lane, error);
+    keep_error(lane, settle(lane, error));
     for (uint32_t i = 0; i < lane->n_wants && lane->error == cudaSuccess; i++) {
         const want_t *want = &lane->wants[i];
         *want->digest_p = kvf_digest_of_hashes(lane->leaves + want->first_leaf, want->bytes);
@@ -155,7 +177,9 @@ void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint6
         if (part == 0) {
             /* Not drain(): digests of the bytes so far are not whole. */
             launch(lane);
-            keep_error(lane, cudaStreamSynchronize(lane->stream));
+            cudaError_t error = cudaStreamSynchronize(lane->stream);
+            keep_error(lane, error);
+            keep_error(lane, settle(lane, error));
             lane->n_bounced = 0;
             continue;
         }
@@ -173,8 +197,6 @@ kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail) {
     if (error == cudaSuccess) {
         return KVF_OK;
     }
-    (void)cudaStreamSynchronize(lane->stream); /* what was launched before is over, too */
-    (void)cudaGetLastError();
     (void)kvf_cuda_fail(detail, error, "a copy on a CUDA device");
     return KVF_ERR_IO;
 }
@@ -220,52 +242,46 @@ static cudaError_t lane_create(kvf_lanes_t *lanes, kvf_lane_t **lane_p) {
     return cudaSuccess;
 }
 
-/* Threads of ours have one device; a caller's gets its own back. */
-static cudaError_t enter(int device, int *before_p) {
-    cudaError_t error = cudaGetDevice(before_p);
-    return error != cudaSuccess ? error : cudaSetDevice(device);
-}
-
-static void leave(int before) {
-    (void)cudaSetDevice(before);
-    (void)cudaGetLastError();
-}
-
-kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, int device, uint32_t n,
-                              kvf_lanes_t **lanes_p, kvf_detail_t *detail) {
-    int before;
+kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, const struct kvf_cuda_context *context,
+                              uint32_t n, kvf_lanes_t **lanes_p, kvf_detail_t *detail) {
+    kvf_cuda_scope_t scope;
     kvf_lanes_t *lanes = kvf_calloc(alloc, 1, sizeof(*lanes));
     if (lanes == NULL || n > sizeof(lanes->lanes) / sizeof(lanes->lanes[0])) {
         kvf_free(alloc, lanes);
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for %u streams", n);
     }
     lanes->alloc = alloc;
-    lanes->device = device;
+    lanes->context = context;
     (void)pthread_mutex_init(&lanes->lock, NULL);
-    cudaError_t error = enter(device, &before);
-    while (error == cudaSuccess && lanes->n < n) {
-        error = lane_create(lanes, &lanes->lanes[lanes->n]);
-        lanes->n += error == cudaSuccess;
+    cudaError_t error = kvf_cuda_enter(context, &scope);
+    if (error == cudaSuccess) {
+        error = (cudaError_t)kvf_moves_load();
+        while (error == cudaSuccess && lanes->n < n) {
+            error = lane_create(lanes, &lanes->lanes[lanes->n]);
+            lanes->n += error == cudaSuccess;
+        }
+        kvf_cuda_leave(&scope);
     }
-    leave(before);
     if (error != cudaSuccess) {
         kvf_lanes_destroy(lanes);
-        return kvf_cuda_fail(detail, error, "streams of a CUDA device");
+        return kvf_cuda_fail(detail, error, "streams and kernels of a CUDA device");
     }
     *lanes_p = lanes;
     return KVF_OK;
 }
 
 void kvf_lanes_destroy(kvf_lanes_t *lanes) {
-    int before;
+    kvf_cuda_scope_t scope;
     if (lanes == NULL) {
         return;
     }
-    (void)enter(lanes->device, &before);
+    bool entered = kvf_cuda_enter(lanes->context, &scope) == cudaSuccess;
     for (uint32_t i = 0; i < lanes->n; i++) {
         lane_destroy(lanes->lanes[i]);
     }
-    leave(before);
+    if (entered) {
+        kvf_cuda_leave(&scope);
+    }
     (void)pthread_mutex_destroy(&lanes->lock);
     kvf_free(lanes->alloc, lanes);
 }
@@ -281,12 +297,16 @@ kvf_lane_t *kvf_lanes_take(kvf_lanes_t *lanes) {
     }
     (void)pthread_mutex_unlock(&lanes->lock);
     if (lane != NULL) {
-        keep_error(lane, cudaSetDevice(lanes->device));
+        lane->entry = kvf_cuda_enter(lanes->context, &lane->scope);
+        keep_error(lane, lane->entry);
     }
     return lane;
 }
 
 void kvf_lanes_give(kvf_lane_t *lane) {
+    if (lane->entry == cudaSuccess) {
+        kvf_cuda_leave(&lane->scope);
+    }
     (void)pthread_mutex_lock(&lane->lanes->lock);
     lane->taken = false;
     (void)pthread_mutex_unlock(&lane->lanes->lock);
@@ -294,19 +314,21 @@ void kvf_lanes_give(kvf_lane_t *lane) {
 
 void *kvf_lanes_pinned(const kvf_lanes_t *lanes, uint64_t bytes) {
     void *pinned = NULL;
-    int before;
-    if (enter(lanes->device, &before) == cudaSuccess &&
-        cudaHostAlloc(&pinned, (size_t)bytes, cudaHostAllocPortable) != cudaSuccess) {
-        pinned = NULL;
+    kvf_cuda_scope_t scope;
+    if (kvf_cuda_enter(lanes->context, &scope) == cudaSuccess) {
+        if (cudaHostAlloc(&pinned, (size_t)bytes, cudaHostAllocPortable) != cudaSuccess) {
+            (void)cudaGetLastError();
+            pinned = NULL;
+        }
+        kvf_cuda_leave(&scope);
     }
-    leave(before);
     return pinned;
 }
 
 void kvf_lanes_unpin(const kvf_lanes_t *lanes, void *pinned) {
-    int before;
-    if (pinned != NULL && enter(lanes->device, &before) == cudaSuccess) {
+    kvf_cuda_scope_t scope;
+    if (pinned != NULL && kvf_cuda_enter(lanes->context, &scope) == cudaSuccess) {
         (void)cudaFreeHost(pinned);
-        leave(before);
+        kvf_cuda_leave(&scope);
     }
 }

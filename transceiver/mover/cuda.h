@@ -17,23 +17,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct kvf_cuda_context; /* mem/cuda.h */
 typedef struct kvf_lanes kvf_lanes_t;
 typedef struct kvf_lane kvf_lane_t;
 
 /**
- * @param device        Its number.
+ * Also loads the kernels, so that a device which has none of them is found now.
+ *
+ * @param context       The device's; outlives the lanes.
  * @param n             Lanes: as many as threads use them at once.
  * @param[out] lanes_p  kvf_lanes_destroy() them.
  * @return KVF_OK, KVF_ERR_NO_MEMORY, KVF_ERR_IO, KVF_ERR_UNSUPPORTED. @thread any
  */
-KVF_CHECK kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, int device, uint32_t n,
+KVF_CHECK kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc,
+                                        const struct kvf_cuda_context *context, uint32_t n,
                                         kvf_lanes_t **lanes_p, kvf_detail_t *detail);
 
 /** No lane is taken. Waits for the device. NULL is allowed. @thread any */
 void kvf_lanes_destroy(kvf_lanes_t *lanes);
 
-/** Take a lane; its device is the thread's current one from now on. @return NULL: all are taken.
- * @thread any */
+/** Take a lane; its device is the thread's current one until it is given back. @return NULL: all
+ * are taken. @thread any */
 kvf_lane_t *kvf_lanes_take(kvf_lanes_t *lanes);
 /** Give it back; nothing is under way. @thread who took it */
 void kvf_lanes_give(kvf_lane_t *lane);
@@ -60,7 +64,8 @@ void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint6
  * Wait for what was queued: all bytes are where they belong, and seen by whatever is launched from
  * now on; digests are written.
  *
- * @return KVF_OK; KVF_ERR_IO: some of it did not happen, and nothing of it will. @thread the lane's
+ * @return KVF_OK; KVF_ERR_IO: some of it did not happen, and nothing of it will. Not before that is
+ * so: while the device says neither, the call waits. @thread the lane's
  */
 KVF_CHECK kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail);
 

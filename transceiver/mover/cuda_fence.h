@@ -14,16 +14,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct kvf_cuda_context; /* mem/cuda.h */
 typedef struct kvf_fences kvf_fences_t;
 typedef struct kvf_fence kvf_fence_t;
 
 /**
- * @param device         Its number.
+ * @param context        The device's; outlives the fences.
  * @param wake           Called on any thread when a fence may have been reached.
  * @param[out] fences_p  kvf_fences_destroy() them.
  * @return KVF_OK, KVF_ERR_NO_MEMORY. @thread any
  */
-KVF_CHECK kvf_status_t kvf_fences_create(const kvf_alloc_t *alloc, int device,
+KVF_CHECK kvf_status_t kvf_fences_create(const kvf_alloc_t *alloc,
+                                         const struct kvf_cuda_context *context,
                                          void (*wake)(void *ctx), void *ctx,
                                          kvf_fences_t **fences_p, kvf_detail_t *detail);
 
@@ -44,9 +46,14 @@ KVF_CHECK kvf_status_t kvf_fences_take(kvf_fences_t *fences, const void *event,
 /** @return Whether it was reached. @thread any  @cost a load */
 bool kvf_fence_is_reached(const kvf_fence_t *fence);
 
-/** @return Whether it never will be, because the device has failed: nobody is woken then. @thread
- * any, without waiting  @cost about a microsecond */
-bool kvf_fence_has_failed(const kvf_fence_t *fence);
+/**
+ * Ask the device: for fences that nobody is woken for.
+ *
+ * @return KVF_OK: reached. KVF_ERR_IO: the context has ended, and nothing runs in it any more.
+ * KVF_ERR_AGAIN: neither is known; a call that failed proves nothing. @thread any, without waiting
+ * @cost about a microsecond
+ */
+kvf_status_t kvf_fence_look(kvf_fence_t *fence);
 
 /** Give it back, reached or not. @thread any, without waiting */
 void kvf_fence_give(kvf_fence_t *fence);

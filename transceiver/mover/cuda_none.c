@@ -6,10 +6,10 @@
 
 #include <stdlib.h>
 
-kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, int device, uint32_t n,
-                              kvf_lanes_t **lanes_p, kvf_detail_t *detail) {
+kvf_status_t kvf_lanes_create(const kvf_alloc_t *alloc, const struct kvf_cuda_context *context,
+                              uint32_t n, kvf_lanes_t **lanes_p, kvf_detail_t *detail) {
     (void)alloc;
-    (void)device;
+    (void)context;
     (void)n;
     (void)lanes_p;
     (void)detail;
@@ -69,10 +69,11 @@ void kvf_lanes_unpin(const kvf_lanes_t *lanes, void *pinned) {
     abort();
 }
 
-kvf_status_t kvf_fences_create(const kvf_alloc_t *alloc, int device, void (*wake)(void *ctx),
-                               void *ctx, kvf_fences_t **fences_p, kvf_detail_t *detail) {
+kvf_status_t kvf_fences_create(const kvf_alloc_t *alloc, const struct kvf_cuda_context *context,
+                               void (*wake)(void *ctx), void *ctx, kvf_fences_t **fences_p,
+                               kvf_detail_t *detail) {
     (void)alloc;
-    (void)device;
+    (void)context;
     (void)wake;
     (void)ctx;
     (void)fences_p;
@@ -98,7 +99,7 @@ bool kvf_fence_is_reached(const kvf_fence_t *fence) {
     abort();
 }
 
-bool kvf_fence_has_failed(const kvf_fence_t *fence) {
+kvf_status_t kvf_fence_look(kvf_fence_t *fence) {
     (void)fence;
     abort();
 }

@@ -92,6 +92,8 @@ kvf_mapped_source_t *kvf_mapped_use(kvf_mapped_t *mapped, uint64_t peer);
 void kvf_mapped_unuse(kvf_mapped_source_t *source);
 /** @return Where a pool begins that came as a descriptor. @thread any, of a user */
 const uint8_t *kvf_mapped_base(const kvf_mapped_source_t *source, uint32_t group_idx);
+/** @return How long a pool is, by what its owner spoke of at first. @thread any, of a user */
+uint64_t kvf_mapped_bytes(const kvf_mapped_source_t *source, uint32_t group_idx);
 /** @return The handle of a pool that came as one; the source's. The user opens it, and has closed
  * it when it goes. @thread any, of a user */
 const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx);

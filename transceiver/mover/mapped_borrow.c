@@ -278,6 +278,10 @@ const uint8_t *kvf_mapped_base(const kvf_mapped_source_t *source, uint32_t group
     return source->bases[group_idx];
 }
 
+uint64_t kvf_mapped_bytes(const kvf_mapped_source_t *source, uint32_t group_idx) {
+    return source->expect[group_idx];
+}
+
 const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx) {
     return source->handles[group_idx];
 }

@@ -27,7 +27,8 @@ typedef struct range {
 } range_t;
 
 static range_t *ranges;
-static _Thread_local int current;
+static _Thread_local int current = -1; /* set by cudaSetDevice(); -1: never */
+static _Thread_local int pushed[8], n_pushed;
 
 /* What a handle says. */
 typedef struct handle {
@@ -100,9 +101,24 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return error;
 }
 
+/* The device whose context is the thread's current one; without any, that of the first. */
+static int device_now(void) {
+    return n_pushed > 0 ? pushed[n_pushed - 1] : current < 0 ? 0 : current;
+}
+
+/* A context costs memory and time, so no device is to get one that is not used. */
+static void make_context(int device) {
+    (void)pthread_mutex_lock(&standin.lock);
+    standin.counts.contexts |= UINT64_C(1) << device;
+    (void)pthread_mutex_unlock(&standin.lock);
+}
+
 cudaError_t cudaGetDevice(int *device) {
-    *device = current;
-    return standin_enter("cudaGetDevice", cudaErrorUnknown);
+    cudaError_t error = standin_enter("cudaGetDevice", cudaErrorUnknown);
+    if (error == cudaSuccess) {
+        *device = device_now();
+    }
+    return error;
 }
 
 cudaError_t cudaSetDevice(int device) {
@@ -110,8 +126,19 @@ cudaError_t cudaSetDevice(int device) {
     if (error == cudaSuccess && (device < 0 || device >= n_devices())) {
         error = cudaErrorInvalidDevice;
     }
-    current = error == cudaSuccess ? device : current;
+    if (error == cudaSuccess) {
+        current = device;
+        make_context(device);
+    }
     return error;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    static _Thread_local enum cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
+    enum cudaStreamCaptureMode before = now;
+    now = *mode;
+    *mode = before;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
@@ -245,7 +272,8 @@ cudaError_t cudaMalloc(void **base_p, size_t bytes) {
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
         return cudaErrorMemoryAllocation;
     }
-    return map(fd, bytes, false, token, current, base_p);
+    make_context(device_now());
+    return map(fd, bytes, false, token, device_now(), base_p);
 }
 
 cudaError_t cudaFree(void *base) {
@@ -319,17 +347,59 @@ static int get_range(unsigned long long *base, size_t *bytes, unsigned long long
     return range == NULL;
 }
 
+/* A primary context is its device's number and one. */
+static int retain(void **context, int device) {
+    if (standin_enter("cuDevicePrimaryCtxRetain", cudaErrorUnknown) != cudaSuccess) {
+        return 1;
+    }
+    make_context(device);
+    *context = (void *)(uintptr_t)(device + 1);
+    return 0;
+}
+
+static int release(int device) {
+    return device < 0;
+}
+
+static int push(void *context) {
+    cudaError_t error = standin_enter("cuCtxPushCurrent", cudaErrorUnknown);
+    if (error != cudaSuccess || n_pushed == 8) {
+        return error != cudaSuccess ? (int)error : 1;
+    }
+    pushed[n_pushed++] = (int)(uintptr_t)context - 1;
+    return 0;
+}
+
+static int pop(void **context) {
+    if (n_pushed == 0) {
+        abort();
+    }
+    *context = (void *)(uintptr_t)(pushed[--n_pushed] + 1);
+    return 0;
+}
+
+typedef void any_function(void);
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found) {
+    static const struct {
+        const char *name;
+        any_function *function;
+    } functions[] = {{"cuMemGetAddressRange", (any_function *)get_range},
+                     {"cuDevicePrimaryCtxRetain", (any_function *)retain},
+                     {"cuDevicePrimaryCtxRelease", (any_function *)release},
+                     {"cuCtxPushCurrent", (any_function *)push},
+                     {"cuCtxPopCurrent", (any_function *)pop}};
     (void)version;
     (void)flags;
-    int (*const range)(unsigned long long *, size_t *, unsigned long long) = get_range;
-    bool known = strcmp(symbol, "cuMemGetAddressRange") == 0;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *found = cudaDriverEntryPointSymbolNotFound;
     *function = NULL;
-    if (known) {
-        memcpy(function, &range, sizeof(range));
+    for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+        if (strcmp(symbol, functions[i].name) == 0) {
+            memcpy(function, &functions[i].function, sizeof(*function));
+            *found = cudaDriverEntryPointSuccess;
+        }
     }
     return standin_enter("cudaGetDriverEntryPointByVersion", cudaErrorUnknown);
 }
