@@ -88,10 +88,10 @@ static inline KVF_DEVICE kvf_move_keys_t kvf_move_keys_of(unsigned lane) {
     unsigned pair = kvf_move_pair(lane);
     for (unsigned i = 0; i < 2; i++) {
         for (unsigned step = 0; step < KVF_MOVE_STEPS; step++) {
-            keys.step[step][i] = kvf_xxh3_key(8 * (kvf_move_stripe(lane, step) + pair + i));
+            keys.step[step][i] = kvf_xxh3_key((size_t)8 * (kvf_move_stripe(lane, step) + pair + i));
         }
         bool is_last = kvf_move_stripe(lane, KVF_MOVE_STEPS - 1) == KVF_XXH3_BLOCK_STRIPES - 1;
-        keys.last[i] = is_last ? kvf_xxh3_key(KVF_XXH3_LAST_KEY + 8 * (pair + i))
+        keys.last[i] = is_last ? kvf_xxh3_key(KVF_XXH3_LAST_KEY + (size_t)8 * (pair + i))
                                : keys.step[KVF_MOVE_STEPS - 1][i];
     }
     return keys;
@@ -124,12 +124,12 @@ static inline KVF_DEVICE void kvf_move_copy_whole(const kvf_move_leaf_t *leaf, u
                                                   kvf_move_sums_t *sums) {
     kvf_move_vector_t vectors[KVF_MOVE_BLOCKS * KVF_MOVE_STEPS];
     for (unsigned i = 0; i < KVF_MOVE_BLOCKS * KVF_MOVE_STEPS; i++) {
-        vectors[i] = kvf_move_load(leaf->src + (i * KVF_MOVE_LANES + lane) * KVF_MOVE_VECTOR_BYTES,
-                                   leaf->aligned);
+        vectors[i] = kvf_move_load(
+            leaf->src + (size_t)(i * KVF_MOVE_LANES + lane) * KVF_MOVE_VECTOR_BYTES, leaf->aligned);
     }
     for (unsigned i = 0; leaf->dst != NULL && i < KVF_MOVE_BLOCKS * KVF_MOVE_STEPS; i++) {
-        kvf_move_store(leaf->dst + (i * KVF_MOVE_LANES + lane) * KVF_MOVE_VECTOR_BYTES, vectors[i],
-                       leaf->aligned);
+        kvf_move_store(leaf->dst + (size_t)(i * KVF_MOVE_LANES + lane) * KVF_MOVE_VECTOR_BYTES,
+                       vectors[i], leaf->aligned);
     }
     for (unsigned block = 0; sums != NULL && block < KVF_MOVE_BLOCKS; block++) {
         uint64_t part[2] = {0, 0};

@@ -141,14 +141,14 @@ static inline KVF_DEVICE void kvf_xxh3_add(uint64_t sums[2], uint64_t low, uint6
 
 /** The end of a block: scramble an accumulator. */
 static inline KVF_DEVICE uint64_t kvf_xxh3_scramble(uint64_t acc, unsigned lane) {
-    return (acc ^ acc >> 47 ^ kvf_xxh3_key(128 + 8 * lane)) * KVF_PRIME32_1;
+    return (acc ^ acc >> 47 ^ kvf_xxh3_key(128 + (size_t)8 * lane)) * KVF_PRIME32_1;
 }
 
 /** @return The hash of an input of so many bytes from its accumulators. */
 static inline KVF_DEVICE uint64_t kvf_xxh3_merge(const uint64_t acc[KVF_XXH3_LANES],
                                                  uint64_t bytes) {
     uint64_t h = bytes * KVF_PRIME64_1;
-    for (unsigned i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 4; i++) {
         h += kvf_xxh3_fold(acc[2 * i] ^ kvf_xxh3_key(11 + 16 * i),
                            acc[2 * i + 1] ^ kvf_xxh3_key(19 + 16 * i));
     }
@@ -160,7 +160,7 @@ static inline KVF_DEVICE uint64_t kvf_xxh3_merge(const uint64_t acc[KVF_XXH3_LAN
 
 static inline KVF_DEVICE void kvf_xxh3_stripe(uint64_t acc[KVF_XXH3_LANES], const uint8_t *at,
                                               size_t key) {
-    for (unsigned lane = 0; lane < KVF_XXH3_LANES; lane += 2) {
+    for (size_t lane = 0; lane < KVF_XXH3_LANES; lane += 2) {
         const uint64_t keys[2] = {kvf_xxh3_key(key + 8 * lane), kvf_xxh3_key(key + 8 * lane + 8)};
         kvf_xxh3_add(acc + lane, kvf_xxh3_read64(at + 8 * lane), kvf_xxh3_read64(at + 8 * lane + 8),
                      keys);

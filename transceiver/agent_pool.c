@@ -5,15 +5,24 @@
 #include "transceiver/agent_impl.h"
 #include "transceiver/mem/mem.h"
 
+#include <ctype.h>
 #include <inttypes.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define MOST_DEVICES 1000
 
 /* The device of "cuda" or "cuda:N"; all pools of an agent have one. */
 static kvf_status_t open_device(kvf_agent_t *agent, const char *memory, kvf_detail_t *detail) {
-    int number = -1, end = 0;
-    if (strcmp(memory, "cuda") != 0 &&
-        (sscanf(memory, "cuda:%4d%n", &number, &end) != 1 || memory[end] != '\0' || number < 0)) {
+    int number = -1;
+    bool is_right = strcmp(memory, "cuda") == 0;
+    if (memory[4] == ':' && isdigit((unsigned char)memory[5])) {
+        char *end;
+        long n = strtol(memory + 5, &end, 10);
+        is_right = *end == '\0' && n <= MOST_DEVICES;
+        number = is_right ? (int)n : -1;
+    }
+    if (!is_right) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "memory %.32s: write cuda, or cuda:N with the device's number", memory);
     }

@@ -72,8 +72,8 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
 }
 
 void kvf_recv_settle(kvf_recv_op_t *recv) {
-    bool careless =
-        recv->op.mapped ? KVF_MUTANT(free_while_copying) : KVF_MUTANT(free_while_storing);
+    bool careless = (recv->op.mapped && KVF_MUTANT(free_while_copying)) ||
+                    (!recv->op.mapped && KVF_MUTANT(free_while_storing));
     bool copying = recv->n_jobs > 0 && !careless;
     if (copying || !recv->op.ended) {
         return;

@@ -11,7 +11,7 @@ static uint64_t page_bytes(const kvf_pools_t *pools, uint32_t group_idx) {
 }
 
 kvf_status_t kvf_view_open(const kvf_pools_t *pools, kvf_view_t *view_p) {
-    uint64_t most = 0;
+    uint64_t most = 1;
     *view_p = (kvf_view_t){pools, NULL};
     for (uint32_t g = 0; g < pools->layout->n_groups; g++) {
         most = page_bytes(pools, g) > most ? page_bytes(pools, g) : most;
