@@ -3,6 +3,7 @@
 #include "tools/node/node.h"
 
 #include <argp.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -95,6 +96,9 @@ static void print_version(FILE *stream, struct argp_state *state) {
 int main(int argc, char **argv) {
     char prefill[] = "kvferry prefill", decode[] = "kvferry decode";
     const char *command = argc < 2 ? "" : argv[1];
+    /* UCX's buffers of a path go back to the system when it ends. By itself glibc keeps blocks of
+     * up to 32 MiB in its heaps as soon as one such was freed. */
+    (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);
     argp_err_exit_status = KVF_EXIT_USAGE;
     argp_program_version_hook = print_version;
     if (strcmp(command, "prefill") == 0) {
