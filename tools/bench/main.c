@@ -36,7 +36,7 @@ enum {
 };
 
 static const struct argp_option arguments[] = {
-    {.name = "mover", .key = KEY_MOVER, .arg = "NAME", .doc = "auto, mapped or ucx (auto)"},
+    {.name = "mover", .key = KEY_MOVER, .arg = "NAME", .doc = "auto, mapped, ucx or cuda (auto)"},
     {.name = "tls", .key = KEY_TLS, .arg = "LIST", .doc = "UCX transports, as tcp,self (auto)"},
     {.name = "block-bytes", .key = KEY_BLOCK_BYTES, .arg = "SIZE", .doc = "Of a block (64KiB)"},
     {.name = "blocks", .key = KEY_BLOCKS, .arg = "N", .doc = "Blocks of a transfer (1024)"},
