@@ -99,8 +99,11 @@ static uint64_t *leaves_at(const recv_group_t *group, size_t entry_idx, uint64_t
 static uint8_t *landing_at(const kvf_recv_op_t *recv, uint32_t group_idx, size_t entry_idx,
                            uint64_t offset) {
     const recv_group_t *group = &recv->groups[group_idx];
+    if (group->landing == NULL) {
+        return NULL;
+    }
     uint64_t block = kvf_group_block_bytes(&recv->op.core->layout.groups[group_idx]);
-    return group->landing == NULL ? NULL : group->landing + entry_idx * block + offset;
+    return group->landing + entry_idx * block + offset;
 }
 
 kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,
