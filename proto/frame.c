@@ -21,6 +21,9 @@ const char *kvf_frame_type_name(kvf_frame_type_t type) {
         [KVF_FRAME_BYE] = "bye",
         [KVF_FRAME_READY] = "ready",
         [KVF_FRAME_PULL] = "pull",
+        [KVF_FRAME_JOIN] = "join",
+        [KVF_FRAME_LEAVE] = "leave",
+        [KVF_FRAME_FETCH] = "fetch",
     };
     return type >= KVF_FRAME_HELLO && type < KVF_FRAME_TYPES_END ? names[type] : "unknown";
 }

@@ -25,10 +25,13 @@ typedef enum kvf_frame_type {
     KVF_FRAME_BYE,
     KVF_FRAME_READY,
     KVF_FRAME_PULL,
+    KVF_FRAME_JOIN,
+    KVF_FRAME_LEAVE,
+    KVF_FRAME_FETCH,
     KVF_FRAME_TYPES_END /**< behind the last */
 } kvf_frame_type_t;
 
-/** @return "hello" .. "pull", or "unknown". Static storage; any thread. */
+/** @return "hello" .. "fetch", or "unknown". Static storage; any thread. */
 const char *kvf_frame_type_name(kvf_frame_type_t type);
 
 /** Write a header. @param payload_bytes  Below 2^32. @thread any */

@@ -190,6 +190,24 @@ static const char *check_pull(ProtobufCMessage *message) {
     return transfer_ok(((Kvf__Wire__Pull *)message)->transfer) ? NULL : "transfer";
 }
 
+static const char *check_join(ProtobufCMessage *message) {
+    return ((Kvf__Wire__Join *)message)->invitation.len > KVF_INVITATION_BYTES ? "invitation"
+                                                                               : NULL;
+}
+
+static const char *check_leave(ProtobufCMessage *message) {
+    cut_sentence(((Kvf__Wire__Leave *)message)->message);
+    return NULL;
+}
+
+static const char *check_fetch(ProtobufCMessage *message) {
+    const Kvf__Wire__Fetch *fetch = (Kvf__Wire__Fetch *)message;
+    if (!transfer_ok(fetch->transfer)) {
+        return "transfer";
+    }
+    return fetch->n == 0 || fetch->n > KVF_FETCHED_AT_ONCE ? "n" : NULL;
+}
+
 static const char *check_bye(ProtobufCMessage *message) {
     cut_sentence(((Kvf__Wire__Bye *)message)->message);
     return NULL;
@@ -211,6 +229,9 @@ static const struct {
     [KVF_FRAME_BYE] = {&kvf__wire__bye__descriptor, check_bye},
     [KVF_FRAME_READY] = {&kvf__wire__ready__descriptor, check_ready},
     [KVF_FRAME_PULL] = {&kvf__wire__pull__descriptor, check_pull},
+    [KVF_FRAME_JOIN] = {&kvf__wire__join__descriptor, check_join},
+    [KVF_FRAME_LEAVE] = {&kvf__wire__leave__descriptor, check_leave},
+    [KVF_FRAME_FETCH] = {&kvf__wire__fetch__descriptor, check_fetch},
 };
 
 /* ---- packing ---- */

@@ -17,7 +17,12 @@
 /** Transfers that one heartbeat names, at the most. */
 #define KVF_RENEWED_PER_BEAT 1024
 
-/** Sentences (of Refuse, Abort, Bye) are cut here when they come in; odd bytes become '?'. */
+/** Block ranges that one Fetch asks for, and bytes of a Join's invitation, at the most. */
+#define KVF_FETCHED_AT_ONCE 256
+#define KVF_INVITATION_BYTES 256
+
+/** Sentences (of Refuse, Abort, Leave, Bye) are cut here when they come in; odd bytes become '?'.
+ */
 #define KVF_SENTENCE_BYTES 400
 
 /**

@@ -66,10 +66,10 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
         return kvf_fail(detail, KVF_ERR_INVALID, "layout is missing");
     }
     if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0 &&
-        strcmp(config->mover, KVF_MAPPED) != 0 && strcmp(config->mover, KVF_CUDA) != 0) {
-        bool later = strcmp(config->mover, "nccl") == 0;
-        return kvf_fail(detail, later ? KVF_ERR_UNSUPPORTED : KVF_ERR_INVALID,
-                        "mover %.32s: this version has auto, mapped, ucx and cuda", config->mover);
+        strcmp(config->mover, KVF_MAPPED) != 0 && strcmp(config->mover, KVF_CUDA) != 0 &&
+        strcmp(config->mover, KVF_NCCL) != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "mover %.32s: there are auto, mapped, ucx, cuda and nccl", config->mover);
     }
     if (config->mover_threads > 64) {
         return kvf_fail(detail, KVF_ERR_INVALID, "mover_threads is %" PRIu32 ", must be 0 to 64",
@@ -203,6 +203,12 @@ err_free:
     return status;
 }
 
+const char *kvf_agent_mapped_name(const kvf_agent_t *agent) {
+    return agent->cuda == NULL                          ? KVF_MAPPED
+           : strcmp(agent->config.mover, KVF_NCCL) == 0 ? KVF_NCCL
+                                                        : KVF_CUDA;
+}
+
 static kvf_status_t start(kvf_agent_t *agent, bool threaded, kvf_detail_t *detail) {
     if (agent->loop != NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "this agent was started before");
@@ -214,9 +220,9 @@ static kvf_status_t start(kvf_agent_t *agent, bool threaded, kvf_detail_t *detai
                             agent->layout.groups[g].name);
         }
     }
-    const char *mover = agent->config.mover,
-               *not_ours = agent->cuda == NULL ? KVF_CUDA : KVF_MAPPED;
-    if (strcmp(mover, not_ours) == 0) {
+    const char *mover = agent->config.mover;
+    bool of_device = strcmp(mover, KVF_CUDA) == 0 || strcmp(mover, KVF_NCCL) == 0;
+    if (agent->cuda == NULL ? of_device : strcmp(mover, KVF_MAPPED) == 0) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "mover %s is for pools of kind %s, and these are of kind %s: take mover "
                         "auto",

@@ -147,6 +147,7 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
     n += take_back(copier);
     n += copier->device == NULL ? 0 : kvf_device_progress(copier);
     n += copier->waits == NULL ? 0 : kvf_fences_progress(copier);
+    n += copier->paths == NULL ? 0 : kvf_paths_progress(copier->paths);
     while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
         kvf_job_t *job = copier->short_first;
         copier->short_first = job->next;
@@ -175,7 +176,8 @@ bool kvf_copier_waits(const kvf_copier_t *copier) {
 }
 
 bool kvf_copier_is_busy(const kvf_copier_t *copier) {
-    return copier->short_first != NULL;
+    return copier->short_first != NULL ||
+           (copier->paths != NULL && kvf_paths_is_busy(copier->paths));
 }
 
 /* ---- pools that are mapped ---- */
@@ -208,11 +210,15 @@ kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *add
             return kvf_fail(detail, KVF_ERR_RANGE, "its pools are larger than any memory");
         }
     }
-    return kvf_mapped_map(copier->mapped, peer, address, bytes, expect, detail);
+    return copier->paths != NULL
+               ? kvf_paths_map(copier->paths, peer, address, bytes, detail)
+               : kvf_mapped_map(copier->mapped, peer, address, bytes, expect, detail);
 }
 
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer) {
-    if (copier->device != NULL) {
+    if (copier->paths != NULL) {
+        kvf_paths_unmap(copier->paths, peer);
+    } else if (copier->device != NULL) {
         kvf_device_unmap(copier, peer);
     } else {
         kvf_mapped_unmap(copier->mapped, peer);
@@ -283,8 +289,10 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wa
         kvf_copier_destroy(copier);
         return status;
     }
-    status = strcmp(agent->config.mover, "ucx") == 0 ? KVF_OK : offer_pools(copier, &why);
-    const char *name = agent->cuda != NULL ? KVF_CUDA : KVF_MAPPED;
+    const char *name = kvf_agent_mapped_name(agent);
+    status = strcmp(agent->config.mover, "ucx") == 0 ? KVF_OK
+             : strcmp(name, KVF_NCCL) == 0           ? kvf_paths_create(copier, wake, ctx, &why)
+                                                     : offer_pools(copier, &why);
     if (status != KVF_OK && strcmp(agent->config.mover, name) == 0) {
         kvf_copier_destroy(copier);
         return kvf_fail(detail, status, "%s", why.text);
@@ -308,6 +316,9 @@ void kvf_copier_destroy(kvf_copier_t *copier) {
             }
         }
         kvf_crew_destroy(copier->crew);
+        if (copier->paths != NULL) {
+            kvf_paths_destroy(copier);
+        }
         if (copier->device != NULL) {
             kvf_device_destroy(copier);
         }

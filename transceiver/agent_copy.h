@@ -5,14 +5,15 @@
 /**
  * @file
  * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers'
- * pools), agent_device.c (pages on a device) and agent_fence.c (when they are written). Only these
- * include it.
+ * pools), agent_device.c (pages on a device), agent_nccl.c (paths to fetch by) and agent_fence.c
+ * (when pages are written). Only these include it.
  */
 
 #include "transceiver/agent_impl.h"
 
 typedef struct kvf_device_copier kvf_device_copier_t;
 typedef struct kvf_wait kvf_wait_t;
+typedef struct kvf_paths kvf_paths_t;
 
 struct kvf_copier {
     kvf_agent_t *agent;
@@ -21,6 +22,7 @@ struct kvf_copier {
     kvf_mapped_t *mapped;        /* NULL: nobody maps our pools, and we nobody's */
     bool mapped_ready;           /* its descriptor was readable */
     kvf_device_copier_t *device; /* NULL: the CPU reaches the pages */
+    kvf_paths_t *paths;          /* NULL: the mover is not nccl */
     kvf_job_t *short_first, *short_last;
     uint64_t n_posted;              /* jobs that the crew has */
     kvf_wait_t *waits, *waits_last; /* for fences */
@@ -60,6 +62,24 @@ void kvf_device_mapped(kvf_copier_t *copier, uint64_t peer);
 void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
 /** Post what the mover had no room for. @return How many. */
 unsigned kvf_device_progress(kvf_copier_t *copier);
+
+/* ---- agent_nccl.c ---- */
+
+/** Offer paths to peers. @return KVF_OK; KVF_ERR_UNSUPPORTED, KVF_ERR_NO_MEMORY, KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_paths_create(kvf_copier_t *copier, void (*wake)(void *ctx), void *ctx,
+                                        kvf_detail_t *detail);
+/** Nothing of the core's is with them. */
+void kvf_paths_destroy(kvf_copier_t *copier);
+/** Take a job whose bytes are a peer's. @return false: there is no path to it. */
+bool kvf_paths_verify(kvf_paths_t *paths, kvf_verify_t *verify);
+/** The core's actions map and unmap. */
+KVF_CHECK kvf_status_t kvf_paths_map(kvf_paths_t *paths, uint64_t peer, const void *address,
+                                     size_t bytes, kvf_detail_t *detail);
+void kvf_paths_unmap(kvf_paths_t *paths, uint64_t peer);
+/** Tell the core what has happened, and begin what can be. @return How many things. */
+unsigned kvf_paths_progress(kvf_paths_t *paths);
+/** @return Whether it has work that no wake tells of. */
+bool kvf_paths_is_busy(const kvf_paths_t *paths);
 
 /* ---- agent_fence.c ---- */
 

@@ -5,8 +5,8 @@
 /**
  * @file
  * The agent from inside: agent.c and agent_pool.c (the public functions), agent_loop.c (the thread
- * that drives the core), agent_copy.c and agent_device.c (what that thread and its helpers do with
- * bytes). Tests may include it to put a decorator around the mover.
+ * that drives the core), agent_copy.c, agent_device.c, agent_nccl.c (what that thread and its
+ * helpers do with bytes). Tests may include it to put a decorator around the mover.
  */
 
 #include "kvmgr/base/mem.h"
@@ -49,6 +49,10 @@ struct kvf_agent {
                                kvf_mover_t **mover_p, kvf_detail_t *detail);
     void *make_mover_ctx;
 };
+
+/** @return The mover by which receivers get bytes themselves, if they can: KVF_MAPPED, KVF_CUDA or
+ * KVF_NCCL; by its pools and its configuration. */
+const char *kvf_agent_mapped_name(const kvf_agent_t *agent);
 
 /** Make the core and the loop of an agent; with a thread if `threaded`. @return as
  * kvf_agent_start_thread(). */
@@ -124,6 +128,13 @@ void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window);
 KVF_CHECK kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *address,
                                       size_t bytes, const int64_t *n_pages, kvf_detail_t *detail);
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer);
+/** The core's actions join, leave, serve and evict, if the mover is nccl. */
+KVF_CHECK kvf_status_t kvf_copier_join(kvf_copier_t *copier, uint64_t peer, uint64_t number,
+                                       const void *invitation, size_t bytes, kvf_detail_t *detail);
+void kvf_copier_leave(kvf_copier_t *copier, uint64_t peer, uint64_t number, bool own,
+                      const char *why);
+void kvf_copier_serve(kvf_copier_t *copier, kvf_serve_t *serve);
+void kvf_copier_evict(kvf_copier_t *copier, uint64_t peer);
 /** Do short jobs, and tell the core what has happened. @return How many things. */
 unsigned kvf_copier_progress(kvf_copier_t *copier);
 /** @return Whether the crew has work, and will wake the loop. */

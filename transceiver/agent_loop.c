@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
-#include "kernels/copy.h"
 #include "kvmgr/base/failpoint.h"
-#include "transceiver/agent_impl.h"
-#include "transceiver/control/control.h"
+#include "transceiver/agent_driver.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -18,7 +16,6 @@
 
 #define MAX_INBOUND 1024
 #define BACKLOG_BYTES (UINT64_C(64) << 20)
-#define MAX_MOVER_ADDRESS_BYTES 8192
 
 /* A function to be run by the agent's thread. Lives on the stack of the waiting caller. */
 typedef struct loop_call {
@@ -29,19 +26,15 @@ typedef struct loop_call {
 } loop_call_t;
 
 struct kvf_loop {
-    kvf_agent_t *agent;
+    kvf_driver_t driver;
     uv_loop_t uv;
     int wake_fd; /* others write to it to wake the loop */
     atomic_bool woken;
     uv_poll_t wakes;
     uv_timer_t timer; /* ends a sleep */
     uv_poll_t poll;   /* the mover's descriptor */
-    kvf_control_t *control;
-    kvf_mover_t *mover;
     uv_poll_t copies; /* the copier's descriptor */
-    kvf_copier_t *copier;
     bool awake;       /* driven by the caller: there is work that no descriptor tells */
-    uint64_t events;  /* things that happened; a turn without any may be followed by sleep */
     uint64_t busy_us; /* when something happened for the last time */
 
     bool threaded;
@@ -53,110 +46,6 @@ struct kvf_loop {
     kvf_status_t status; /* of the start */
     kvf_detail_t detail;
 };
-
-static void set_time(kvf_loop_t *loop) {
-    const kvf_clock_t *clock = kvf_clock_default();
-    kvf_core_set_time(loop->agent->core, clock->now_us(clock->ctx));
-}
-
-/* ---- actions of the core ---- */
-
-static kvf_status_t do_dial(void *ctx, const char *address, uint64_t *conn_p,
-                            kvf_detail_t *detail) {
-    return kvf_control_dial(((kvf_loop_t *)ctx)->control, address, conn_p, detail);
-}
-
-static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
-    /* A connection that is gone, or has no memory left, is reported by its closed event. */
-    (void)kvf_control_send(((kvf_loop_t *)ctx)->control, conn, data, bytes);
-}
-
-static void do_close(void *ctx, uint64_t conn) {
-    kvf_control_close(((kvf_loop_t *)ctx)->control, conn);
-}
-
-static kvf_status_t do_mover_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                                     kvf_detail_t *detail) {
-    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
-    return mover->ops->connect(mover, peer, address, bytes, detail);
-}
-
-static void do_mover_disconnect(void *ctx, uint64_t peer) {
-    kvf_mover_t *mover = ((kvf_loop_t *)ctx)->mover;
-    mover->ops->disconnect(mover, peer);
-}
-
-static kvf_status_t do_post(void *ctx, kvf_window_t *window) {
-    return kvf_copier_post(((kvf_loop_t *)ctx)->copier, window);
-}
-
-static kvf_status_t do_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                           const int64_t *n_pages, kvf_detail_t *detail) {
-    return kvf_copier_map(((kvf_loop_t *)ctx)->copier, peer, address, bytes, n_pages, detail);
-}
-
-static void do_unmap(void *ctx, uint64_t peer) {
-    kvf_copier_unmap(((kvf_loop_t *)ctx)->copier, peer);
-}
-
-static void do_digest(void *ctx, kvf_window_t *window) {
-    kvf_copier_digest(((kvf_loop_t *)ctx)->copier, window);
-}
-
-static const uint8_t *do_page(void *ctx, uint32_t group_idx, int32_t slot) {
-    return kvf_pool_page(&((kvf_loop_t *)ctx)->agent->pools[group_idx], slot);
-}
-
-static void do_verify(void *ctx, kvf_verify_t *job) {
-    kvf_copier_verify(((kvf_loop_t *)ctx)->copier, job);
-}
-
-/* ---- events for the core ---- */
-
-static void on_opened(void *ctx, uint64_t conn, bool inbound, const char *address) {
-    kvf_loop_t *loop = ctx;
-    loop->events++;
-    set_time(loop);
-    kvf_core_opened(loop->agent->core, conn, inbound, address);
-}
-
-static void on_bytes(void *ctx, uint64_t conn, const uint8_t *data, size_t bytes) {
-    kvf_loop_t *loop = ctx;
-    loop->events++;
-    set_time(loop);
-    kvf_core_bytes(loop->agent->core, conn, data, bytes);
-}
-
-static void on_closed(void *ctx, uint64_t conn, const char *why) {
-    kvf_loop_t *loop = ctx;
-    loop->events++;
-    set_time(loop);
-    kvf_core_closed(loop->agent->core, conn, why);
-}
-
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
-    kvf_loop_t *loop = ctx;
-    kvf_core_t *core = loop->agent->core;
-    kvf_landing_t landing;
-    if (kvf_core_grant_check(core, chunk, &landing) == KVF_OK) {
-        uint8_t *page = kvf_pool_page(&loop->agent->pools[chunk->group_idx], chunk->slot);
-        uint8_t *at = landing.at != NULL ? landing.at : page + chunk->offset;
-        if (landing.leaves != NULL) {
-            kvf_copy_leaves(at, data, chunk->bytes, landing.leaves);
-        } else {
-            memcpy(at, data, chunk->bytes);
-        }
-        kvf_core_landed(core, chunk);
-    }
-}
-
-static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
-    kvf_copier_moved(((kvf_loop_t *)ctx)->copier, window, status);
-}
-
-static void on_broken(void *ctx, uint64_t peer, const char *why) {
-    kvf_core_broken(((kvf_loop_t *)ctx)->agent->core, peer, why);
-}
 
 /* ---- turns ---- */
 
@@ -170,7 +59,7 @@ static bool run_calls(kvf_loop_t *loop) {
             loop->calls_last = NULL;
         }
         (void)pthread_mutex_unlock(&loop->lock);
-        set_time(loop);
+        kvf_driver_set_time(&loop->driver);
         call->fn(call->arg);
         any = true;
         (void)pthread_mutex_lock(&loop->lock);
@@ -182,19 +71,19 @@ static bool run_calls(kvf_loop_t *loop) {
 }
 
 static bool turn(kvf_loop_t *loop) {
-    kvf_core_t *core = loop->agent->core;
-    uint64_t before = loop->events;
+    kvf_core_t *core = loop->driver.agent->core;
+    uint64_t before = loop->driver.events;
     bool any = false;
     (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* read everything before anybody's silence is judged */
     any |= run_calls(loop);
-    set_time(loop);
-    any |= loop->mover->ops->progress(loop->mover) > 0;
-    any |= kvf_copier_progress(loop->copier) > 0;
-    set_time(loop);
+    kvf_driver_set_time(&loop->driver);
+    any |= loop->driver.mover->ops->progress(loop->driver.mover) > 0;
+    any |= kvf_copier_progress(loop->driver.copier) > 0;
+    kvf_driver_set_time(&loop->driver);
     kvf_core_tick(core);
     any |= kvf_core_pump(core);
     any |= kvf_core_deliver(core);
-    return any || loop->events != before;
+    return any || loop->driver.events != before;
 }
 
 /* libuv writes to sockets whose other end may be gone; that must not raise SIGPIPE in whoever
@@ -245,7 +134,7 @@ static void on_wakes(uv_poll_t *handle, int status, int events) {
     uint64_t count;
     (void)status;
     (void)events;
-    loop->events++;
+    loop->driver.events++;
     (void)!read(loop->wake_fd, &count, sizeof(count));
     (void)atomic_exchange(&loop->woken, false); /* what it was woken for is looked for next */
 }
@@ -261,23 +150,24 @@ static void on_poll(uv_poll_t *handle, int status, int events) {
 }
 
 uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
-    kvf_core_t *core = loop->agent->core;
+    kvf_core_t *core = loop->driver.agent->core;
     const kvf_clock_t *clock = kvf_clock_default();
     uint64_t now = clock->now_us(clock->ctx), next = kvf_core_next_us(core);
     uint64_t timeout = next == KVF_NEVER ? KVF_NEVER : next > now ? next - now : 0;
     if (kvf_core_in_flight(core)) {
-        uint64_t most = loop->mover->ops->max_sleep_us(loop->mover);
+        uint64_t most = loop->driver.mover->ops->max_sleep_us(loop->driver.mover);
         timeout = most < timeout ? most : timeout;
     }
-    uint64_t look = kvf_copier_max_sleep_us(loop->copier);
+    uint64_t look = kvf_copier_max_sleep_us(loop->driver.copier);
     timeout = look < timeout ? look : timeout;
-    bool now_already = loop->awake || kvf_core_has_events(core) || kvf_copier_is_busy(loop->copier);
+    bool now_already =
+        loop->awake || kvf_core_has_events(core) || kvf_copier_is_busy(loop->driver.copier);
     return now_already ? 0 : timeout;
 }
 
 /* Make everything that can happen wake the loop. @return false when something happened already. */
 static bool prepare_sleep(kvf_loop_t *loop) {
-    return loop->mover->ops->arm(loop->mover);
+    return loop->driver.mover->ops->arm(loop->driver.mover);
 }
 
 static void sleep_once(kvf_loop_t *loop) {
@@ -301,11 +191,11 @@ void kvf_loop_progress(kvf_loop_t *loop) {
     }
     /* Hands changed watches to the kernel; what it hears besides is left for the next call. */
     sigset_t before;
-    const uint64_t events = loop->events;
+    const uint64_t events = loop->driver.events;
     block_sigpipe(&before);
     (void)uv_run(&loop->uv, UV_RUN_NOWAIT);
     restore_sigpipe(&before);
-    loop->awake |= loop->events != events;
+    loop->awake |= loop->driver.events != events;
 }
 
 int kvf_loop_fd(kvf_loop_t *loop) {
@@ -314,11 +204,11 @@ int kvf_loop_fd(kvf_loop_t *loop) {
 
 kvf_status_t kvf_loop_promise(kvf_loop_t *loop, kvf_fence_t *fence, uint64_t send_id,
                               const kvf_range_t *range, kvf_detail_t *detail) {
-    return kvf_copier_promise(loop->copier, fence, send_id, range, detail);
+    return kvf_copier_promise(loop->driver.copier, fence, send_id, range, detail);
 }
 
 const char *kvf_loop_address(const kvf_loop_t *loop) {
-    return kvf_control_address(loop->control);
+    return kvf_control_address(loop->driver.control);
 }
 
 /* ---- start and stop ---- */
@@ -331,71 +221,36 @@ static void close_handle(uv_handle_t *handle, void *arg) {
 }
 
 static void loop_close(kvf_loop_t *loop) {
-    if (loop->mover != NULL) {
-        loop->mover->ops->destroy(loop->mover);
-        loop->mover = NULL;
+    if (loop->driver.mover != NULL) {
+        loop->driver.mover->ops->destroy(loop->driver.mover);
+        loop->driver.mover = NULL;
     }
-    kvf_copier_destroy(loop->copier);
-    loop->copier = NULL;
-    kvf_fences_destroy(loop->agent->fences);
-    loop->agent->fences = NULL;
-    kvf_control_destroy(loop->control);
-    loop->control = NULL;
-    kvf_core_destroy(loop->agent->core);
-    loop->agent->core = NULL;
+    kvf_copier_destroy(loop->driver.copier);
+    loop->driver.copier = NULL;
+    kvf_fences_destroy(loop->driver.agent->fences);
+    loop->driver.agent->fences = NULL;
+    kvf_control_destroy(loop->driver.control);
+    loop->driver.control = NULL;
+    kvf_core_destroy(loop->driver.agent->core);
+    loop->driver.agent->core = NULL;
     uv_walk(&loop->uv, close_handle, NULL);
     while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0) {
     }
     (void)uv_loop_close(&loop->uv);
 }
 
-static kvf_status_t make_core(kvf_loop_t *loop, kvf_detail_t *detail) {
-    kvf_agent_t *agent = loop->agent;
-    kvf_core_config_t config = {
-        .agent = &agent->config,
-        .alloc = agent->alloc,
-        .rand = *kvf_rand_default(),
-        .log = &agent->log,
-        .out = {do_dial, do_write, do_close, do_mover_connect, do_mover_disconnect, do_post, do_map,
-                do_unmap, do_digest, do_page, do_verify, loop},
-        .mover_name = loop->mover->ops->name,
-        .mover_checked = loop->mover->ops->checked,
-        .mapped_name = agent->cuda != NULL ? KVF_CUDA : KVF_MAPPED,
-        .hashes_leaves = agent->cuda == NULL, /* else the device hashes what it stores */
-    };
-    uint8_t address[MAX_MOVER_ADDRESS_BYTES];
-    size_t address_bytes;
-    for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
-        config.regions[g] =
-            (kvf_core_region_t){agent->pools[g].pages, agent->pools[g].mem.kind->type};
-    }
-    kvf_status_t status =
-        loop->mover->ops->address(loop->mover, address, sizeof(address), &address_bytes);
-    if (status != KVF_OK) {
-        return kvf_fail(detail, KVF_ERR_INTERNAL, "the mover's address is longer than %zu bytes",
-                        sizeof(address));
-    }
-    status = kvf_core_create(&config, &agent->core);
-    if (status == KVF_OK) {
-        set_time(loop);
-        status = kvf_core_set_addresses(agent->core, kvf_control_address(loop->control), address,
-                                        address_bytes);
-    }
-    return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for the agent");
-}
-
 static void on_copies(uv_poll_t *handle, int status, int events) {
     (void)status;
     (void)events;
-    kvf_copier_readable(((kvf_loop_t *)handle->data)->copier);
+    kvf_copier_readable(((kvf_loop_t *)handle->data)->driver.copier);
 }
 
 /* Everything that belongs to the driving thread. */
 static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
-    kvf_agent_t *agent = loop->agent;
-    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, loop};
+    kvf_agent_t *agent = loop->driver.agent;
+    const kvf_mover_sink_t sink = kvf_driver_sink(&loop->driver);
     const kvf_control_config_t control = {agent->config.control_listen, BACKLOG_BYTES, MAX_INBOUND};
-    const kvf_control_events_t events = {on_opened, on_bytes, on_closed, loop};
+    const kvf_control_events_t events = kvf_driver_control_events(&loop->driver);
     if (uv_loop_init(&loop->uv) != 0) {
         return kvf_fail(detail, KVF_ERR_IO, "no event loop: out of memory or descriptors");
     }
@@ -407,25 +262,28 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         (void)kvf_fail(detail, status, "no event loop: out of memory or descriptors");
         goto err_close;
     }
-    status = kvf_control_create(&control, &loop->uv, agent->alloc, &events, &loop->control, detail);
+    status = kvf_control_create(&control, &loop->uv, agent->alloc, &events, &loop->driver.control,
+                                detail);
     if (status != KVF_OK) {
         goto err_close;
     }
-    status = agent->make_mover(agent->make_mover_ctx, agent->ucx, &sink, &loop->mover, detail);
+    status =
+        agent->make_mover(agent->make_mover_ctx, agent->ucx, &sink, &loop->driver.mover, detail);
     if (status != KVF_OK) {
         goto err_close;
     }
-    int fd = loop->mover->ops->fd(loop->mover);
+    int fd = loop->driver.mover->ops->fd(loop->driver.mover);
     if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->poll, fd) != 0 ||
                     uv_poll_start(&loop->poll, UV_READABLE, on_poll) != 0)) {
         status = kvf_fail(detail, KVF_ERR_IO, "the mover's descriptor cannot be polled");
         goto err_close;
     }
-    status = make_core(loop, detail);
+    status = kvf_driver_make_core(&loop->driver, detail);
     if (status != KVF_OK) {
         goto err_close;
     }
-    status = kvf_copier_create(agent, loop->mover, wake_up, loop, &loop->copier, detail);
+    status =
+        kvf_copier_create(agent, loop->driver.mover, wake_up, loop, &loop->driver.copier, detail);
     if (status == KVF_OK && agent->cuda != NULL) {
         status = kvf_fences_create(agent->alloc, kvf_cuda_context(agent->cuda), wake_up, loop,
                                    &agent->fences, detail);
@@ -433,7 +291,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
-    fd = kvf_copier_fd(loop->copier);
+    fd = kvf_copier_fd(loop->driver.copier);
     loop->copies.data = loop;
     if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->copies, fd) != 0 ||
                     uv_poll_start(&loop->copies, UV_READABLE, on_copies) != 0)) {
@@ -442,7 +300,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
 #ifdef KVF_FAIL_POINTS
-    kvf_fail_cut_ctx = loop->control;
+    kvf_fail_cut_ctx = loop->driver.control;
     kvf_fail_cut = kvf_control_cut;
 #endif
     return KVF_OK;
@@ -454,8 +312,9 @@ err_close:
 
 /* Whether to look once more instead of sleeping: to be woken takes longer than short transfers. */
 static bool looks_on(kvf_loop_t *loop, bool busy) {
-    const uint64_t most = loop->agent->config.busy_poll_us;
-    if (most == 0 || !kvf_core_busy(loop->agent->core) || kvf_copier_waits(loop->copier)) {
+    const uint64_t most = loop->driver.agent->config.busy_poll_us;
+    if (most == 0 || !kvf_core_busy(loop->driver.agent->core) ||
+        kvf_copier_waits(loop->driver.copier)) {
         return false; /* a crew at work needs the core, and wakes us */
     }
     const kvf_clock_t *clock = kvf_clock_default();
@@ -486,7 +345,7 @@ static void *thread_main(void *arg) {
         bool busy = kvf_loop_turn(loop);
         (void)pthread_mutex_lock(&loop->lock);
         bool stop = loop->stop;
-        bool quiet = !kvf_core_busy(loop->agent->core);
+        bool quiet = !kvf_core_busy(loop->driver.agent->core);
         if (quiet != loop->quiet) {
             loop->quiet = quiet;
             (void)pthread_cond_broadcast(&loop->cond);
@@ -511,7 +370,7 @@ kvf_status_t kvf_loop_create(kvf_agent_t *agent, bool threaded, kvf_loop_t **loo
     if (loop == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent's loop");
     }
-    loop->agent = agent;
+    loop->driver.agent = agent;
     loop->threaded = threaded;
     loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (loop->wake_fd < 0) {
@@ -567,13 +426,13 @@ void kvf_loop_destroy(kvf_loop_t *loop) {
     (void)pthread_cond_destroy(&loop->cond);
     (void)pthread_mutex_destroy(&loop->lock);
     (void)close(loop->wake_fd);
-    kvf_free(loop->agent->alloc, loop);
+    kvf_free(loop->driver.agent->alloc, loop);
 }
 
 void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
     loop_call_t call = {fn, arg, false, NULL};
     if (!loop->threaded || pthread_equal(pthread_self(), loop->thread)) {
-        set_time(loop);
+        kvf_driver_set_time(&loop->driver);
         fn(arg);
         loop->awake = !loop->threaded; /* there may be something to post or to deliver */
         return;
@@ -595,12 +454,12 @@ bool kvf_loop_wait_quiet(kvf_loop_t *loop, uint64_t timeout_us) {
     uint64_t end = kvf_time_after(clock->now_us(clock->ctx), timeout_us);
     bool quiet;
     if (!loop->threaded) {
-        while (kvf_core_busy(loop->agent->core) && clock->now_us(clock->ctx) < end) {
+        while (kvf_core_busy(loop->driver.agent->core) && clock->now_us(clock->ctx) < end) {
             if (!kvf_loop_turn(loop)) {
                 (void)usleep(200);
             }
         }
-        return !kvf_core_busy(loop->agent->core);
+        return !kvf_core_busy(loop->driver.agent->core);
     }
     struct timespec until = {.tv_sec = (time_t)(end / 1000000),
                              .tv_nsec = (long)(end % 1000000) * 1000};
@@ -625,7 +484,7 @@ static void call_lent(void *arg) {
 bool kvf_loop_wait_returned(kvf_loop_t *loop, uint64_t timeout_us) {
     const kvf_clock_t *clock = kvf_clock_default();
     const uint64_t end = kvf_time_after(clock->now_us(clock->ctx), timeout_us);
-    lent_call_t call = {loop->agent, 1};
+    lent_call_t call = {loop->driver.agent, 1};
     for (;;) {
         kvf_loop_call(loop, call_lent, &call);
         if (call.n == 0 || clock->now_us(clock->ctx) >= end) {

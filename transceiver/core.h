@@ -25,6 +25,9 @@
  * CPU, or where the pools are a device's with that. To the core they are one: `mapped`. */
 #define KVF_MAPPED "mapped"
 #define KVF_CUDA "cuda"
+/** The same for pools that it has not mapped: its sender sends what it asks for, through a path of
+ * their own (fetch.c). */
+#define KVF_NCCL "nccl"
 
 typedef struct kvf_core kvf_core_t;
 
@@ -56,6 +59,22 @@ typedef struct kvf_verify {
     kvf_verify_item_t items[KVF_VERIFY_ITEMS];
 } kvf_verify_t;
 
+/** What a peer has asked for, to be sent through a path: ranges of our pages, one after the other.
+ */
+typedef struct kvf_serve_item {
+    const uint8_t *source;
+    uint64_t bytes;
+} kvf_serve_item_t;
+
+typedef struct kvf_serve {
+    struct kvf_serve *next; /**< the driver's while it has it */
+    uint64_t peer;
+    uint64_t path;  /**< the peer's number for it */
+    uint64_t owner; /**< the core's */
+    uint32_t n_items;
+    kvf_serve_item_t items[KVF_VERIFY_ITEMS];
+} kvf_serve_t;
+
 /** Actions. None calls back into the core. */
 typedef struct kvf_core_out {
     /** Connect; kvf_core_opened() or kvf_core_closed() follows. */
@@ -84,6 +103,20 @@ typedef struct kvf_core_out {
     const uint8_t *(*page)(void *ctx, uint32_t group_idx, int32_t slot);
     /** Copy and digest the items, then kvf_core_verified(). */
     void (*verify)(void *ctx, kvf_verify_t *job);
+
+    /* Only of drivers whose peers fetch through paths (fetch.c); else NULL. Such a driver's map
+     * makes a path, by kvf_core_invite(), and its verify asks by kvf_core_fetch(). */
+    /** A peer has made a path to fetch by: make the end of it that is ours. @return KVF_OK: it
+     * counts as a mapping of our pools, and kvf_core_returned() follows when it has ended; or why
+     * not. */
+    kvf_status_t (*join)(void *ctx, uint64_t peer, uint64_t path, const void *invitation,
+                         size_t bytes, kvf_detail_t *detail);
+    /** A path has ended at its other end. @param own  It is one that we fetch by. */
+    void (*leave)(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why);
+    /** Send; kvf_core_served() follows. */
+    void (*serve)(void *ctx, kvf_serve_t *serve);
+    /** The peer is given up: end every path that it fetches by. */
+    void (*evict)(void *ctx, uint64_t peer);
     void *ctx;
 } kvf_core_out_t;
 
@@ -101,7 +134,7 @@ typedef struct kvf_core_config {
     kvf_core_out_t out;
     kvf_core_region_t regions[KVF_MAX_GROUPS]; /**< one per layer group */
     const char *mover_name;                    /**< static storage */
-    const char *mapped_name;                   /**< KVF_CUDA; NULL: KVF_MAPPED */
+    const char *mapped_name;                   /**< KVF_CUDA, KVF_NCCL; NULL: KVF_MAPPED */
     bool mover_checked;
     bool hashes_leaves; /**< the driver hashes what lands, where kvf_core_grant_check() says so */
 } kvf_core_config_t;
@@ -200,6 +233,22 @@ uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation);
 /** One mapping of our pools by that peer is gone: it has unmapped them, or its process has ended.
  */
 void kvf_core_returned(kvf_core_t *core, uint64_t peer);
+
+/** Pools of a peer that were mapped here are so no more: `why` says it. */
+void kvf_core_unmapped(kvf_core_t *core, uint64_t peer, const char *why);
+
+/* ---- events: paths by which one agent fetches from another ---- */
+/** Ask a peer to make its end of a path of ours. @param path  Not 0, and never used again. */
+void kvf_core_invite(kvf_core_t *core, uint64_t peer, uint64_t path, const void *invitation,
+                     size_t bytes);
+/** A path has ended here: tell the peer. @param own  It is one that we fetch by. */
+void kvf_core_left(kvf_core_t *core, uint64_t peer, uint64_t path, bool own, const char *why);
+/** Ask for what a job waits for, which is ready to come in; jobs of a peer in the order in which
+ * they were given. @return false: its receive has ended, and nothing will come. */
+bool kvf_core_fetch(kvf_core_t *core, const kvf_verify_t *job, uint64_t path);
+/** What was to be sent is sent, or will not be: nothing of ours reads those pages for it any more.
+ */
+void kvf_core_served(kvf_core_t *core, kvf_serve_t *serve);
 
 /* ---- requests: the functions of kvferry.h ---- */
 KVF_CHECK kvf_status_t kvf_core_send_open(kvf_core_t *core, const kvf_send_desc_t *desc,

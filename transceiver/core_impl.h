@@ -5,8 +5,9 @@
 /**
  * @file
  * What the core's objects know of each other: core.c (registry, time, events to the caller),
- * peer.c, peer_accept.c and peer_map.c (peers), session.c (what is said to them), link.c (their
- * connections), turns.c (who is next), send*.c and recv*.c. Only these include it.
+ * peer.c, peer_accept.c and peer_map.c (peers), fetch.c (paths between them), session.c (what is
+ * said to them), link.c (their connections), turns.c (who is next), send*.c and recv*.c. Only these
+ * include it.
  */
 
 #include "proto/hello.h"
@@ -271,6 +272,18 @@ KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *de
 void kvf_peer_map(kvf_peer_t *peer);
 /** Give its pools back. */
 void kvf_peer_unmap(kvf_peer_t *peer);
+/** @return The peer of a number; NULL: it is gone. */
+kvf_peer_t *kvf_peer_numbered(kvf_core_t *core, uint64_t number);
+/** One more mapping of our pools, or path to them, is a peer's. @return false: it has enough of
+ * them, or no conversation with it is under way. */
+bool kvf_peer_lend(kvf_peer_t *peer);
+/* fetch.c */
+void kvf_peer_on_join(kvf_peer_t *peer, const Kvf__Wire__Join *join);
+void kvf_peer_on_leave(kvf_peer_t *peer, const Kvf__Wire__Leave *leave);
+/** @return KVF_OK, also when there is nothing to be sent any more; KVF_ERR_PROTOCOL (what was not
+ * committed, or not in order); KVF_ERR_NO_MEMORY. */
+KVF_CHECK kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
+                                         kvf_detail_t *detail);
 /** Everything that runs with this peer ends with `status`; its connections close. */
 void kvf_peer_fail(kvf_peer_t *peer, kvf_peer_state_t state, kvf_status_t status, const char *why);
 /** It left in order, or another has taken its place: no need to remember it once nothing refers to

@@ -333,6 +333,16 @@ static void on_heartbeat(kvf_link_t *link, const Kvf__Wire__Heartbeat *beat) {
     kvf_send_on_renewed(link->peer, beat->renewed, beat->n_renewed);
 }
 
+static void on_fetch(kvf_link_t *link, const Kvf__Wire__Fetch *fetch) {
+    kvf_detail_t detail;
+    kvf_status_t status = kvf_send_on_fetch(link->peer, fetch, &detail);
+    if (status == KVF_ERR_PROTOCOL) {
+        link_refuse(link, KVF_ERR_PEER_REFUSED, detail.text);
+    } else if (status != KVF_OK) { /* the receiver waits for what will not come */
+        kvf_peer_fail(link->peer, KVF_PEER_LOST, KVF_ERR_PEER_LOST, detail.text);
+    }
+}
+
 static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage *base,
                        size_t bytes) {
     kvf_core_t *core = link->core;
@@ -371,6 +381,15 @@ static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
     case KVF_FRAME_PULL:
         id = kvf_transfer_id_read(((const Kvf__Wire__Pull *)base)->transfer);
         known = kvf_send_on_pull(peer, &id, ((const Kvf__Wire__Pull *)base)->bytes);
+        break;
+    case KVF_FRAME_JOIN:
+        kvf_peer_on_join(peer, (const Kvf__Wire__Join *)base);
+        break;
+    case KVF_FRAME_LEAVE:
+        kvf_peer_on_leave(peer, (const Kvf__Wire__Leave *)base);
+        break;
+    case KVF_FRAME_FETCH:
+        on_fetch(link, (const Kvf__Wire__Fetch *)base);
         break;
     case KVF_FRAME_DRAINED:
         id = kvf_transfer_id_read(((const Kvf__Wire__Drained *)base)->transfer);

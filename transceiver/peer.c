@@ -362,6 +362,9 @@ static void end_ops(kvf_peer_t *peer, bool told, kvf_status_t status, const char
         core->out.mover_disconnect(core->out.ctx, peer->number);
     }
     kvf_peer_unmap(peer);
+    if (peer->n_lent > 0 && core->out.evict != NULL) {
+        core->out.evict(core->out.ctx, peer->number);
+    }
     for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {
         next = op->peer_next;
         if (op->kind == KVF_OP_SEND) {

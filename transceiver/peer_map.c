@@ -13,7 +13,7 @@
 
 #define MAP_AGAIN_US UINT64_C(5000000)
 
-static kvf_peer_t *find_number(kvf_core_t *core, uint64_t number) {
+kvf_peer_t *kvf_peer_numbered(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = core->peers;
     while (peer != NULL && peer->number != number) {
         peer = peer->hh.next;
@@ -40,8 +40,9 @@ static void fall_back(kvf_peer_t *peer, kvf_status_t status, const char *why) {
     peer->map = KVF_MAP_FAILED;
     peer->map_again_us = for_good ? KVF_NEVER : kvf_time_after(core->now_us, MAP_AGAIN_US);
     core->counters.mover_fallbacks++;
+    bool none = strcmp(core->agent.mover, core->config.mapped_name) == 0; /* else may carry */
     kvf_log(core->log, KVF_LOG_WARN, "the pools of %s are not mapped, so %s carries: %s",
-            peer->instance, core->config.mover_name, why);
+            peer->instance, none ? "nothing" : core->config.mover_name, why);
 }
 
 void kvf_peer_map(kvf_peer_t *peer) {
@@ -72,7 +73,7 @@ void kvf_peer_unmap(kvf_peer_t *peer) {
 }
 
 void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, const char *why) {
-    kvf_peer_t *peer = find_number(core, number);
+    kvf_peer_t *peer = kvf_peer_numbered(core, number);
     if (peer == NULL || peer->map != KVF_MAP_PENDING) {
         return;
     }
@@ -90,21 +91,33 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
     }
 }
 
-uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
-    kvf_peer_t *peer = kvf_peer_find(core, incarnation);
+void kvf_core_unmapped(kvf_core_t *core, uint64_t number, const char *why) {
+    kvf_peer_t *peer = kvf_peer_numbered(core, number);
+    if (peer != NULL && peer->map == KVF_MAP_READY) {
+        fall_back(peer, KVF_ERR_PEER_LOST, why);
+    }
+}
+
+bool kvf_peer_lend(kvf_peer_t *peer) {
+    kvf_core_t *core = peer->core;
     /* With its hello a conversation has begun. It may have no connection at the moment, or none
-     * yet: what it asks here overtakes what it says there. */
-    if (peer == NULL || core->mapped_address == NULL || peer->n_lent == MAX_LENT ||
-        peer->session.id == 0 || peer->session.over) {
-        return 0;
+     * yet: who asks for a mapping overtakes what it says there. */
+    if (core->mapped_address == NULL || peer->n_lent == MAX_LENT || peer->session.id == 0 ||
+        peer->session.over) {
+        return false;
     }
     peer->n_lent++;
     core->n_lent++;
-    return peer->number;
+    return true;
+}
+
+uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation) {
+    kvf_peer_t *peer = kvf_peer_find(core, incarnation);
+    return peer != NULL && kvf_peer_lend(peer) ? peer->number : 0;
 }
 
 void kvf_core_returned(kvf_core_t *core, uint64_t number) {
-    kvf_peer_t *peer = find_number(core, number);
+    kvf_peer_t *peer = kvf_peer_numbered(core, number);
     if (peer == NULL || peer->n_lent == 0) {
         return;
     }

@@ -319,7 +319,8 @@ static bool choose_mover(kvf_recv_op_t *recv) {
             kvf_recv_end(recv, KVF_ERR_INCOMPATIBLE,
                          "the context node's pools cannot be mapped, and mover is not auto; are "
                          "both on this machine, with pools of shared memory (mapped), or of "
-                         "devices that reach each other (cuda)?",
+                         "devices that reach each other (cuda)? or have both mover nccl, and a "
+                         "device each?",
                          true);
         }
         return false;

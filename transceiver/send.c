@@ -13,7 +13,8 @@
  * whether nothing writes to them that a fence stands for. */
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
-    bool moving = send->n_posted > 0 || send->ahead.posted || send->n_fences > 0;
+    bool moving =
+        send->n_posted > 0 || send->n_serving > 0 || send->ahead.posted || send->n_fences > 0;
     return (!moving || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }
@@ -65,7 +66,8 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 
 bool kvf_send_quiet(const kvf_op_t *op) {
     const kvf_send_op_t *send = (const kvf_send_op_t *)op;
-    return send->n_posted == 0 && !send->ahead.posted && send->n_fences == 0 && !op->doubted;
+    return send->n_posted == 0 && send->n_serving == 0 && !send->ahead.posted &&
+           send->n_fences == 0 && !op->doubted;
 }
 
 void kvf_send_destroy(kvf_op_t *op) {
@@ -82,6 +84,7 @@ void kvf_send_destroy(kvf_op_t *op) {
         kvf_free(alloc, send->parts[i].digests);
     }
     kvf_free(alloc, send->ready);
+    kvf_free(alloc, send->told);
     kvf_free(alloc, send->parts);
     kvf_free(alloc, send->tokens);
     kvf_free(alloc, send->data);

@@ -19,6 +19,14 @@ typedef struct kvf_ahead {
     bool posted; /* a window of them is under way */
 } kvf_ahead_t;
 
+/* A range that a commit named, for a receiver that fetches it. */
+typedef struct kvf_told {
+    uint32_t group_idx;
+    int32_t slot;
+    uint64_t offset; /* inside the slot */
+    uint64_t bytes;
+} kvf_told_t;
+
 typedef struct kvf_send_op {
     kvf_op_t op;
     kvf_lengths_t lengths;
@@ -60,6 +68,12 @@ typedef struct kvf_send_op {
     kvf_plan_t plan;
     uint32_t n_posted; /* windows */
 
+    kvf_told_t *told; /* n_told of them, in the order of the commits; the first n_fetched */
+    size_t n_told;    /* were asked for */
+    size_t told_room;
+    size_t n_fetched;
+    uint32_t n_serving; /* jobs that send some of them */
+
     bool pull;            /* the receiver asks for what it wants */
     size_t told_parts;    /* it was told that these are ready, */
     uint64_t ready_bytes; /* which bring so many bytes */
@@ -100,6 +114,11 @@ void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window);
 /** @return Whether the digest of a part's piece was made ahead; then it is in the piece. */
 bool kvf_send_knows_digest(const kvf_send_op_t *send, const kvf_plan_part_t *part,
                            kvf_piece_t *piece);
+/** @return The send that a peer has claimed for a transfer, ended or not; NULL: none. */
+kvf_send_op_t *kvf_send_claimed(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+/** Remember what a commit is about to name, for a receiver that fetches it (fetch.c). @return
+ * false: no memory. */
+bool kvf_send_note(kvf_send_op_t *send, const kvf_window_t *window);
 /** There is new work for the mover, or perhaps the end of it. */
 void kvf_send_wake(kvf_send_op_t *send);
 

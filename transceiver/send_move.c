@@ -148,7 +148,11 @@ void kvf_send_on_moved(kvf_window_t *window, kvf_status_t status) {
         core->counters.pieces_sent += window->n_pieces;
         send->op.bytes += window->bytes;
         send->op.pieces += window->n_pieces;
-        commit_window(send, window);
+        if (kvf_send_note(send, window)) {
+            commit_window(send, window);
+        } else {
+            kvf_send_end(send, KVF_ERR_NO_MEMORY, "no memory for a commit", true);
+        }
     }
     kvf_window_give(core, window);
     if (!send->op.ended && status != KVF_OK) {

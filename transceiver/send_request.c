@@ -10,7 +10,7 @@
 /* However long a receiver says that it may take, its peer does not hold pages for longer: a day. */
 #define MAX_TIMEOUT_US UINT64_C(86400000000)
 
-static kvf_send_op_t *find_transfer(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
+kvf_send_op_t *kvf_send_claimed(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
     kvf_send_op_t *send;
     HASH_FIND(hh_transfer, peer->core->transfers, transfer, sizeof(*transfer), send);
     return send != NULL && send->op.peer == peer ? send : NULL;
@@ -122,7 +122,7 @@ void kvf_send_on_request(kvf_peer_t *peer, const Kvf__Wire__RecvRequest *request
     kvf_core_t *core = peer->core;
     kvf_detail_t detail;
     kvf_transfer_id_t transfer = kvf_transfer_id_read(request->transfer);
-    kvf_send_op_t *send = find_transfer(peer, &transfer);
+    kvf_send_op_t *send = kvf_send_claimed(peer, &transfer);
     kvf_status_t status;
     if (send != NULL && (send->planned || send->op.ended)) {
         return; /* resent: idempotent */
@@ -190,7 +190,7 @@ void kvf_send_on_renewed(kvf_peer_t *peer, const uint64_t *counters, size_t n) {
 }
 
 bool kvf_send_on_pull(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, uint64_t bytes) {
-    kvf_send_op_t *send = find_transfer(peer, transfer);
+    kvf_send_op_t *send = kvf_send_claimed(peer, transfer);
     char text[KVF_DETAIL_BYTES];
     if (send == NULL || send->op.ended) {
         return send != NULL;
@@ -209,7 +209,7 @@ bool kvf_send_on_pull(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, uint6
 }
 
 void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
-    kvf_send_op_t *send = find_transfer(peer, transfer);
+    kvf_send_op_t *send = kvf_send_claimed(peer, transfer);
     KVF_FAIL_POINT(ack_before);
     if (send == NULL || send->op.ended) {
         peer->core->counters.unknown_transfers += send == NULL;
@@ -223,7 +223,7 @@ void kvf_send_on_done(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
 
 bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_status_t status,
                        const char *message) {
-    kvf_send_op_t *send = find_transfer(peer, transfer);
+    kvf_send_op_t *send = kvf_send_claimed(peer, transfer);
     char text[KVF_DETAIL_BYTES];
     if (send == NULL || (send->op.ended && !send->offered)) {
         /* Said before, perhaps to nobody. What was not asked for before it was given up never will
@@ -240,7 +240,7 @@ bool kvf_send_on_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kvf_
 }
 
 void kvf_send_on_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) {
-    kvf_send_op_t *send = find_transfer(peer, transfer);
+    kvf_send_op_t *send = kvf_send_claimed(peer, transfer);
     if (send != NULL) {
         send->drained = !KVF_MUTANT(ignore_drained);
         if (send->op.ended) {

@@ -65,6 +65,17 @@ static void launch(kvf_lane_t *lane) {
     kvf_moves_begin(&lane->moves, NULL);
 }
 
+/* All that was launched has happened, or will not: make the digests. */
+static void collect(kvf_lane_t *lane) {
+    for (uint32_t i = 0; i < lane->n_wants && lane->error == cudaSuccess; i++) {
+        const want_t *want = &lane->wants[i];
+        *want->digest_p = kvf_digest_of_hashes(lane->leaves + want->first_leaf, want->bytes);
+    }
+    lane->n_wants = 0;
+    lane->n_leaves = 0;
+    lane->n_bounced = 0;
+}
+
 /* Wait until the device has done all that was launched, or will do nothing any more. Whatever else
  * a call says proves neither, and the pages are written to until one of them is so. */
 static cudaError_t settle(const kvf_lane_t *lane, cudaError_t error) {
@@ -81,9 +92,7 @@ static void drain(kvf_lane_t *lane) {
     launch(lane);
     if (lane->entry != cudaSuccess) { /* nothing was launched */
         keep_error(lane, lane->entry);
-        lane->n_wants = 0;
-        lane->n_leaves = 0;
-        lane->n_bounced = 0;
+        collect(lane);
         return;
     }
     cudaError_t error = cudaEventRecord(lane->event, lane->stream);
@@ -101,13 +110,7 @@ static void drain(kvf_lane_t *lane) {
     }
     keep_error(lane, error);
     keep_error(lane, settle(lane, error));
-    for (uint32_t i = 0; i < lane->n_wants && lane->error == cudaSuccess; i++) {
-        const want_t *want = &lane->wants[i];
-        *want->digest_p = kvf_digest_of_hashes(lane->leaves + want->first_leaf, want->bytes);
-    }
-    lane->n_wants = 0;
-    lane->n_leaves = 0;
-    lane->n_bounced = 0;
+    collect(lane);
 }
 
 /* Make room for the hashes of so many leaves, one after the other. @return false: there is none. */
@@ -140,8 +143,7 @@ static void add(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes, bo
     lane->n_leaves += hashed ? lane->moves.n_leaves - before : 0;
 }
 
-/* Remember a digest that is wanted. @return Whether its bytes can be moved at all. */
-static bool want(kvf_lane_t *lane, uint64_t bytes, uint64_t *digest_p) {
+bool kvf_lane_begin(kvf_lane_t *lane, uint64_t bytes, uint64_t *digest_p) {
     if (digest_p == NULL) {
         return true;
     }
@@ -152,9 +154,13 @@ static bool want(kvf_lane_t *lane, uint64_t bytes, uint64_t *digest_p) {
     return true;
 }
 
+void kvf_lane_part(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes, bool digested) {
+    add(lane, dst, src, bytes, digested);
+}
+
 void kvf_lane_copy(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
                    uint64_t *digest_p) {
-    if (want(lane, bytes, digest_p)) {
+    if (kvf_lane_begin(lane, bytes, digest_p)) {
         add(lane, dst, src, bytes, digest_p != NULL);
     }
 }
@@ -165,7 +171,7 @@ void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint6
         keep_error(lane,
                    cudaHostAlloc((void **)&lane->bounce, BOUNCE_BYTES, cudaHostAllocPortable));
     }
-    if (lane->bounce == NULL || !want(lane, bytes, digest_p)) {
+    if (lane->bounce == NULL || !kvf_lane_begin(lane, bytes, digest_p)) {
         return;
     }
     for (uint64_t at = 0; at < bytes;) {
@@ -190,8 +196,9 @@ void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint6
     }
 }
 
-kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail) {
-    drain(lane);
+/* Make the digests, and begin anew. */
+static kvf_status_t report(kvf_lane_t *lane, kvf_detail_t *detail) {
+    collect(lane);
     cudaError_t error = lane->error;
     lane->error = cudaSuccess;
     if (error == cudaSuccess) {
@@ -199,6 +206,46 @@ kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail) {
     }
     (void)kvf_cuda_fail(detail, error, "a copy on a CUDA device");
     return KVF_ERR_IO;
+}
+
+bool kvf_lane_reserve(kvf_lane_t *lane, uint32_t n, uint64_t n_leaves) {
+    return n <= KVF_MOVES && make_room(lane, n_leaves);
+}
+
+bool kvf_lane_launch(kvf_lane_t *lane) {
+    launch(lane);
+    return lane->error == cudaSuccess;
+}
+
+void *kvf_lane_stream(const kvf_lane_t *lane) {
+    return lane->stream;
+}
+
+void kvf_lane_end(kvf_lane_t *lane) {
+    launch(lane);
+    if (lane->entry == cudaSuccess) {
+        keep_error(lane, cudaEventRecord(lane->event, lane->stream));
+    }
+}
+
+/* What was queued, whatever became of it, has happened when the stream is empty. */
+kvf_status_t kvf_lane_poll(kvf_lane_t *lane, kvf_detail_t *detail) {
+    cudaError_t error = lane->entry != cudaSuccess   ? lane->entry
+                        : lane->error == cudaSuccess ? cudaEventQuery(lane->event)
+                                                     : cudaStreamQuery(lane->stream);
+    if (error == cudaErrorNotReady) {
+        return KVF_ERR_AGAIN;
+    }
+    keep_error(lane, error);
+    if (error != cudaSuccess && lane->entry == cudaSuccess && !kvf_cuda_is_fatal(error)) {
+        return KVF_ERR_AGAIN; /* it says neither */
+    }
+    return report(lane, detail);
+}
+
+kvf_status_t kvf_lane_finish(kvf_lane_t *lane, kvf_detail_t *detail) {
+    drain(lane);
+    return report(lane, detail);
 }
 
 /* ---- lanes ---- */

@@ -61,6 +61,28 @@ void kvf_lane_copy_from_host(kvf_lane_t *lane, void *dst, const void *src, uint6
                              uint64_t *digest_p);
 
 /**
+ * The same, of a range whose bytes come piece by piece: begin it, then copy its parts in order,
+ * each but the last of whole leaves (KVF_DIGEST_LEAF_BYTES). @param digest_p  NULL: not wanted, and
+ * neither by the parts. @return false: told by kvf_lane_finish().
+ */
+bool kvf_lane_begin(kvf_lane_t *lane, uint64_t bytes, uint64_t *digest_p);
+void kvf_lane_part(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes, bool digested);
+
+/**
+ * Nothing is queued: see to it that kvf_lane_begin() does not have to wait for the device, for up
+ * to n ranges of n_leaves leaves in all. @return false: no memory.
+ */
+bool kvf_lane_reserve(kvf_lane_t *lane, uint32_t n, uint64_t n_leaves);
+/** Hand what was queued to the device. @return false: told by kvf_lane_finish(). */
+bool kvf_lane_launch(kvf_lane_t *lane);
+/** @return The lane's stream, a cudaStream_t; for what is to happen between launches. */
+void *kvf_lane_stream(const kvf_lane_t *lane);
+/** All is queued: kvf_lane_poll() says when it has happened. */
+void kvf_lane_end(kvf_lane_t *lane);
+/** kvf_lane_finish() without waiting. @return KVF_ERR_AGAIN: not yet. */
+KVF_CHECK kvf_status_t kvf_lane_poll(kvf_lane_t *lane, kvf_detail_t *detail);
+
+/**
  * Wait for what was queued: all bytes are where they belong, and seen by whatever is launched from
  * now on; digests are written.
  *

@@ -38,7 +38,8 @@ void standin_cuda_reset(void);
 /** What is there. */
 typedef struct standin_cuda_counts {
     uint64_t allocations, imports, pinned, streams, events; /**< now */
-    uint64_t contexts;           /**< a bit for each device that has ever had one */
+    uint64_t contexts; /**< a bit for each device that has ever had one */
+    uint64_t communicators;
     uint64_t launches, executed; /**< since the start */
 } standin_cuda_counts_t;
 

@@ -5,7 +5,7 @@
 /**
  * @file
  * The stand-in's parts: standin_memory.c (allocations, IPC), standin_stream.c (what is queued, and
- * when it happens), standin_kernels.c (kernels, by their bodies).
+ * when it happens), standin_kernels.c (kernels, by their bodies), standin_nccl.c (communicators).
  */
 
 #include "tests/support/cuda/standin.h"
@@ -40,6 +40,14 @@ bool standin_is_known(uint64_t address);
  * illegal address. */
 cudaError_t standin_launch(const char *function, cudaStream_t stream, bool (*run)(void *args),
                            const void *args, size_t bytes);
+
+/** With the lock held: queue an operation that takes several steps, each with the lock held,
+ * between which other streams go on. @param args  Is freed when step has returned true. */
+void standin_queue(cudaStream_t stream, bool (*step)(void *args), void *args);
+
+/** With the lock held. @return A number that nobody can foresee, but that is the same in each run.
+ */
+uint64_t standin_roll(void);
 
 /** Wait until all streams have nothing queued. Without the lock. */
 void standin_drain(void);

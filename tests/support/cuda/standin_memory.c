@@ -28,7 +28,7 @@ typedef struct range {
 
 static range_t *ranges;
 static _Thread_local int current = -1; /* set by cudaSetDevice(); -1: never */
-static _Thread_local int pushed[8], n_pushed;
+static _Thread_local int pushed[32], n_pushed;
 
 /* What a handle says. */
 typedef struct handle {
@@ -363,7 +363,7 @@ static int release(int device) {
 
 static int push(void *context) {
     cudaError_t error = standin_enter("cuCtxPushCurrent", cudaErrorUnknown);
-    if (error != cudaSuccess || n_pushed == 8) {
+    if (error != cudaSuccess || n_pushed == 32) {
         return error != cudaSuccess ? (int)error : 1;
     }
     pushed[n_pushed++] = (int)(uintptr_t)context - 1;

@@ -14,7 +14,7 @@ struct CUevent_st {
     uint32_t n_refs; /* operations, and the application */
 };
 
-typedef enum kind { OP_KERNEL, OP_COPY, OP_RECORD, OP_WAIT, OP_CALL } kind_t;
+typedef enum kind { OP_KERNEL, OP_COPY, OP_RECORD, OP_WAIT, OP_CALL, OP_STEPS } kind_t;
 
 typedef struct op {
     kind_t kind;
@@ -32,6 +32,7 @@ typedef struct op {
 struct CUstream_st {
     op_t *first, *last;
     bool held;
+    bool blocked; /* its first operation is in the middle of something */
     struct CUstream_st *next;
 };
 
@@ -39,7 +40,7 @@ static struct CUstream_st *streams;
 static bool started;
 static uint64_t dice = 0x9e3779b97f4a7c15;
 
-static uint64_t roll(void) { /* xorshift64 */
+uint64_t standin_roll(void) { /* xorshift64 */
     dice ^= dice << 13;
     dice ^= dice >> 7;
     dice ^= dice << 17;
@@ -54,17 +55,21 @@ static void unref(cudaEvent_t event) {
 
 /* ---- the device ---- */
 
-/* With the lock held; it is not while a function of the application's runs. */
-static void execute(op_t *op) {
+/* With the lock held; it is not while a function of the application's runs. @return false: there is
+ * more of it to do. */
+static bool execute(op_t *op) {
     uint8_t *to = NULL;
     const uint8_t *from = NULL;
+    if (op->kind == OP_STEPS && !op->run(op->args)) {
+        return false;
+    }
     standin.counts.executed++;
     if (standin.dead != cudaSuccess) {
-        return;
+        return true;
     }
     if (standin_hits("execute")) {
         standin.dead = cudaErrorIllegalAddress;
-        return;
+        return true;
     }
     switch (op->kind) {
     case OP_KERNEL:
@@ -86,6 +91,7 @@ static void execute(op_t *op) {
     case OP_RECORD:
         op->event->happened = op->at;
         break;
+    case OP_STEPS:
     case OP_WAIT:
         break;
     case OP_CALL:
@@ -94,12 +100,13 @@ static void execute(op_t *op) {
         (void)pthread_mutex_lock(&standin.lock);
         break;
     }
+    return true;
 }
 
 /* Whether a stream's first operation can happen. */
 static bool is_ready(const struct CUstream_st *stream) {
     const op_t *op = stream->first;
-    return op != NULL && !stream->held &&
+    return op != NULL && !stream->held && !stream->blocked &&
            (op->kind != OP_WAIT || op->event->happened >= op->at || standin.dead != cudaSuccess);
 }
 
@@ -108,7 +115,7 @@ static struct CUstream_st *next_stream(void) {
     uint64_t n = 0;
     struct CUstream_st *chosen = NULL;
     for (struct CUstream_st *stream = streams; stream != NULL; stream = stream->next) {
-        if (is_ready(stream) && roll() % ++n == 0) {
+        if (is_ready(stream) && standin_roll() % ++n == 0) {
             chosen = stream;
         }
     }
@@ -118,7 +125,7 @@ static struct CUstream_st *next_stream(void) {
 static void pause_some(void) {
     const char *text = getenv("KVF_STANDIN_CUDA_DELAY_US");
     uint64_t most = text == NULL ? 20 : strtoull(text, NULL, 10);
-    uint64_t us = most == 0 ? 0 : roll() % (most + 1);
+    uint64_t us = most == 0 ? 0 : standin_roll() % (most + 1);
     if (us > 0) {
         const struct timespec time = {0, (long)us * 1000};
         (void)pthread_mutex_unlock(&standin.lock);
@@ -127,17 +134,39 @@ static void pause_some(void) {
     }
 }
 
+/* Until something is queued, or for a moment if something is in the middle. */
+static void wait_for_work(void) {
+    bool blocked = false;
+    for (struct CUstream_st *stream = streams; stream != NULL; stream = stream->next) {
+        blocked |= stream->blocked;
+        stream->blocked = false;
+    }
+    if (!blocked) {
+        (void)pthread_cond_wait(&standin.cond, &standin.lock);
+        return;
+    }
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    (void)pthread_cond_timedwait(&standin.cond, &standin.lock, &until);
+}
+
 static void *device_main(void *arg) {
     (void)pthread_mutex_lock(&standin.lock);
     for (;;) {
         struct CUstream_st *stream = standin.held ? NULL : next_stream();
         if (stream == NULL) {
-            (void)pthread_cond_wait(&standin.cond, &standin.lock);
+            wait_for_work();
             continue;
         }
         pause_some();
         op_t *op = stream->first;
-        execute(op);
+        stream->blocked = !execute(op);
+        if (stream->blocked) {
+            continue;
+        }
         stream->first = op->next;
         stream->last = stream->first == NULL ? NULL : stream->last;
         unref(op->event);
@@ -207,6 +236,10 @@ static void queue(cudaStream_t to, op_t op) {
     (void)pthread_cond_broadcast(&standin.cond);
 }
 
+void standin_queue(cudaStream_t stream, bool (*step)(void *args), void *args) {
+    queue(stream, (op_t){.kind = OP_STEPS, .run = step, .args = args});
+}
+
 static void wait_for(const struct CUstream_st *stream) {
     while (stream->first != NULL) {
         (void)pthread_cond_wait(&standin.cond, &standin.lock);
@@ -256,6 +289,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     (void)pthread_mutex_lock(&standin.lock);
     wait_for(resolve(stream));
     error = standin.dead != cudaSuccess ? standin.dead : error;
+    (void)pthread_mutex_unlock(&standin.lock);
+    return error;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    cudaError_t error = standin_enter("cudaStreamQuery", cudaErrorUnknown);
+    (void)pthread_mutex_lock(&standin.lock);
+    if (error == cudaSuccess && resolve(stream)->first != NULL) {
+        error = cudaErrorNotReady;
+    }
     (void)pthread_mutex_unlock(&standin.lock);
     return error;
 }

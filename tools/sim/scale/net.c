@@ -187,5 +187,14 @@ static void do_verify(void *ctx, kvf_verify_t *job) {
     node->jobs = &job->job;
 }
 
-const kvf_core_out_t scale_out = {do_dial, do_write, do_close,  do_connect, do_disconnect, do_post,
-                                  do_map,  do_unmap, do_digest, do_page,    do_verify,     NULL};
+const kvf_core_out_t scale_out = {.dial = do_dial,
+                                  .write = do_write,
+                                  .close = do_close,
+                                  .mover_connect = do_connect,
+                                  .mover_disconnect = do_disconnect,
+                                  .post = do_post,
+                                  .map = do_map,
+                                  .unmap = do_unmap,
+                                  .digest = do_digest,
+                                  .page = do_page,
+                                  .verify = do_verify};
