@@ -226,21 +226,6 @@ kvf_status_t kvf_config_set(kvf_config_t *config, const char *setting, kvf_detai
     return status == KVF_OK ? KVF_OK : kvf_fail(detail, status, "--set %s: no memory", path);
 }
 
-static const char *value_text(const kvf_config_t *config, const kvf_key_t *key, char *buf,
-                              size_t cap) {
-    const void *value = const_field(config, key);
-    switch (key->type) {
-    case KVF_KEY_BOOL:
-        return *(const bool *)value ? "true" : "false";
-    case KVF_KEY_NUMBER:
-    case KVF_KEY_SIZE:
-        (void)snprintf(buf, cap, "%" PRIu64, *(const uint64_t *)value);
-        return buf;
-    default:
-        return *(const char *const *)value;
-    }
-}
-
 /* The example is the key's default: the ports of the two interfaces are easily mixed up. */
 static kvf_status_t check_address(const kvf_config_t *config, const char *path, bool loopback,
                                   kvf_detail_t *detail) {
@@ -262,24 +247,6 @@ static kvf_status_t check_address(const kvf_config_t *config, const char *path, 
 }
 
 kvf_status_t kvf_config_check(const kvf_config_t *config, kvf_detail_t *detail) {
-    size_t n;
-    const kvf_key_t *keys = kvf_config_keys(&n);
-    char buf[32], works[128] = "";
-    for (size_t i = 0; i < n; i++) {
-        if (keys[i].supported == NULL) {
-            continue;
-        }
-        const char *text = value_text(config, &keys[i], buf, sizeof(buf));
-        if (find_choice(keys[i].supported, text) == NULL) {
-            for (size_t k = 0, used = 0; keys[i].supported[k] != NULL; k++) {
-                used += (size_t)snprintf(works + used, sizeof(works) - used, "%s%s",
-                                         k == 0 ? "" : " or ", keys[i].supported[k]);
-            }
-            return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
-                            "%s: %s is unsupported in this version; use %s", keys[i].path, text,
-                            works);
-        }
-    }
     if (config->heartbeat_ms >= config->suspect_ms || config->suspect_ms >= config->lost_ms) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "heartbeat: period_ms %" PRIu64 ", suspect_ms %" PRIu64

@@ -30,9 +30,8 @@ typedef struct kvf_key {
     const char *help;
     uint64_t minimum; /**< of numbers and sizes; of the length of a text */
     uint64_t maximum;
-    const char *const *choices;   /**< NULL-terminated; NULL: not a choice */
-    const char *const *supported; /**< the values that this version carries out; NULL: all */
-    size_t offset;                /**< of the field in kvf_config_t */
+    const char *const *choices; /**< NULL-terminated; NULL: not a choice */
+    size_t offset;              /**< of the field in kvf_config_t */
 } kvf_key_t;
 
 /** @return All keys, sections together, in the order of the file. @param[out] n_p  How many. */

@@ -337,8 +337,8 @@ kvf_status_t kvf_paths_create(kvf_copier_t *copier, void (*wake)(void *ctx), voi
     }
     const kvf_nccl_events_t events = {on_invited, on_ready, on_done, on_ended, paths};
     paths->copier = copier;
-    kvf_status_t status =
-        kvf_nccl_create(agent->alloc, agent->cuda, &events, wake, ctx, &paths->nccl, detail);
+    kvf_status_t status = kvf_nccl_create(agent->alloc, kvf_cuda_context(agent->cuda), &events,
+                                          wake, ctx, &paths->nccl, detail);
     if (status != KVF_OK) {
         kvf_free(agent->alloc, paths);
         return status;

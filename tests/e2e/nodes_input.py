@@ -63,11 +63,6 @@ class ConfigTest(ClusterTest):
             with self.subTest(text[:20]):
                 self.assertIn("bad.yaml", self.refuse("decode", config=self.write(text)))
 
-    def test_settings_of_later_versions_are_refused_by_name(self):
-        error = self.refuse("decode", "--set", "mover.kind=nccl")
-        self.assertIn("unsupported", error)
-        self.assertIn("mover.kind", error)
-
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a device")
     def test_device_memory_without_a_device(self):
         """Whether it was built with CUDA or not: it starts, and says that it is not to be had."""

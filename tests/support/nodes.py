@@ -25,6 +25,8 @@ SLOWNESS = float(os.environ.get("KVFERRY_SLOWNESS", "1"))
 
 # host: UCX carries; shm: the pools are mapped.
 MEMORY = os.environ.get("KVF_TEST_MEMORY", "host")
+# nccl: decode nodes have another device than prefill nodes.
+MOVER = os.environ.get("KVF_TEST_MOVER", "auto")
 
 CONFIG = """\
 http:
@@ -36,7 +38,8 @@ model: {preset: gemma-3-270m, tokens_per_block: 32}
 pool:
   memory: %s
   bytes: 64MiB
-""" % MEMORY
+mover: {kind: %s}
+""" % (MEMORY, MOVER)
 
 
 class Reply:
@@ -133,10 +136,15 @@ class Node:
             command += ["--set", argument]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True, errors="replace",
-                                        env=dict(os.environ, **(environment or {})))
+                                        env=dict(os.environ, **self.device(role), **(environment or {})))
         self.pid = self.process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @staticmethod
+    def device(role):
+        """The environment of a role, if each has a device of its own."""
+        return {"CUDA_VISIBLE_DEVICES": "1" if role == "decode" else "0"} if MOVER == "nccl" else {}
 
     def _read(self):
         for line in self.process.stderr:

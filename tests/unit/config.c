@@ -256,20 +256,6 @@ Test(config, wrong_settings_are_named) {
     }
 }
 
-Test(config, settings_of_later_versions_are_refused_by_name) {
-    static const char *const cases[] = {"mover.kind=nccl"};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        kvf_config_t fresh;
-        cr_assert_eq(kvf_config_init(kvf_alloc_default(), &fresh, NULL), KVF_OK);
-        cr_assert_eq(kvf_config_set(&fresh, cases[i], &detail), KVF_OK, "%s", detail.text);
-        cr_assert_eq(kvf_config_check(&fresh, &detail), KVF_ERR_UNSUPPORTED, "%s", cases[i]);
-        size_t length = strcspn(cases[i], "=");
-        cr_assert_eq(strncmp(detail.text, cases[i], length), 0, "%s", detail.text);
-        cr_assert_not_null(strstr(detail.text, cases[i] + length + 1), "%s", detail.text);
-        kvf_config_cleanup(&fresh);
-    }
-}
-
 Test(config, the_token_that_attends_needs_a_place) {
     cr_assert_eq(kvf_config_set(&config, "verify=attention", &detail), KVF_OK);
     cr_assert_eq(kvf_config_check(&config, &detail), KVF_OK);

@@ -78,8 +78,8 @@ static kvf_status_t make(side_t *side, size_t i, int device) {
     cr_assert_eq(kvf_cuda_open(&memory[i].table, device, &side->cuda, &detail), KVF_OK);
     const kvf_mem_kind_t *kind = kvf_cuda_kind(side->cuda);
     cr_assert_eq(kind->alloc(kind, BYTES, &side->mem, &detail), KVF_OK);
-    return kvf_nccl_create(&memory[i].table, side->cuda, &events, on_wake, side, &side->nccl,
-                           &detail);
+    return kvf_nccl_create(&memory[i].table, kvf_cuda_context(side->cuda), &events, on_wake, side,
+                           &side->nccl, &detail);
 }
 
 static void start_on(int from_device, int to_device) {

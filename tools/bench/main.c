@@ -36,7 +36,10 @@ enum {
 };
 
 static const struct argp_option arguments[] = {
-    {.name = "mover", .key = KEY_MOVER, .arg = "NAME", .doc = "auto, mapped, ucx or cuda (auto)"},
+    {.name = "mover",
+     .key = KEY_MOVER,
+     .arg = "NAME",
+     .doc = "auto, mapped, ucx, cuda or nccl (auto)"},
     {.name = "tls", .key = KEY_TLS, .arg = "LIST", .doc = "UCX transports, as tcp,self (auto)"},
     {.name = "block-bytes", .key = KEY_BLOCK_BYTES, .arg = "SIZE", .doc = "Of a block (64KiB)"},
     {.name = "blocks", .key = KEY_BLOCKS, .arg = "N", .doc = "Blocks of a transfer (1024)"},
@@ -48,8 +51,8 @@ static const struct argp_option arguments[] = {
     {.name = "memory",
      .key = KEY_MEMORY,
      .arg = "KIND",
-     .doc =
-         "Of the pools: host, shm or cuda (shm where --tls can make it; cuda with --mover cuda)"},
+     .doc = "Of the pools: host, shm or cuda (shm where --tls can make it; cuda with --mover cuda, "
+            "and nccl, which needs two devices)"},
     {.name = "direction", .key = KEY_DIRECTION, .arg = "WAY", .doc = "push or pull (push)"},
     {.name = "digest", .key = KEY_DIGEST, .arg = "on|off", .doc = "Verify what arrives (on)"},
     {.name = "threads",

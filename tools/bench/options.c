@@ -72,7 +72,7 @@ kvf_status_t kvf_bench_layout(uint64_t block_bytes, uint64_t layers, kvf_layout_
 }
 
 const char *kvf_bench_memory(const char *mover, const char *tls) {
-    if (strcmp(mover, "cuda") == 0) {
+    if (strcmp(mover, "cuda") == 0 || strcmp(mover, "nccl") == 0) {
         return "cuda";
     }
     return strcmp(tls, "auto") == 0 || strstr(tls, "posix") != NULL || strstr(tls, "sysv") != NULL
@@ -88,9 +88,10 @@ kvf_status_t kvf_bench_check(const kvf_bench_options_t *options, kvf_detail_t *d
         return status;
     }
     if (strcmp(options->mover, "auto") != 0 && strcmp(options->mover, "mapped") != 0 &&
-        strcmp(options->mover, "ucx") != 0 && strcmp(options->mover, "cuda") != 0) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "--mover is %.32s; give auto, mapped, ucx or cuda",
-                        options->mover);
+        strcmp(options->mover, "ucx") != 0 && strcmp(options->mover, "cuda") != 0 &&
+        strcmp(options->mover, "nccl") != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "--mover is %.32s; give auto, mapped, ucx, cuda or nccl", options->mover);
     }
     if (strcmp(options->memory, "host") != 0 && strcmp(options->memory, "shm") != 0 &&
         strcmp(options->memory, "cuda") != 0) {

@@ -276,7 +276,7 @@ kvf_status_t kvf_nccl_check_address(const kvf_nccl_t *nccl, const void *address,
     if (memcmp(theirs.device, nccl->uuid, sizeof(theirs.device)) == 0) {
         return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
                         "both nodes have their pools on one device, which NCCL does not serve; "
-                        "take mover auto, or another device (memory.device)");
+                        "take mover auto, or give each a device of its own (CUDA_VISIBLE_DEVICES)");
     }
     return KVF_OK;
 }
@@ -296,7 +296,7 @@ static kvf_status_t open_library(kvf_nccl_t *nccl, kvf_detail_t *detail) {
 
 static kvf_status_t read_uuid(kvf_nccl_t *nccl, kvf_detail_t *detail) {
     struct cudaDeviceProp prop;
-    cudaError_t error = cudaGetDeviceProperties(&prop, kvf_cuda_number(nccl->cuda));
+    cudaError_t error = cudaGetDeviceProperties(&prop, nccl->context->device);
     if (error != cudaSuccess) {
         return kvf_cuda_fail(detail, error, "the device's UUID");
     }
@@ -304,7 +304,7 @@ static kvf_status_t read_uuid(kvf_nccl_t *nccl, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
-kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda *cuda,
+kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda_context *context,
                              const kvf_nccl_events_t *events, void (*wake)(void *ctx),
                              void *wake_ctx, kvf_nccl_t **nccl_p, kvf_detail_t *detail) {
     pthread_condattr_t attr;
@@ -313,15 +313,14 @@ kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda *cu
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the NCCL mover");
     }
     nccl->alloc = alloc;
-    nccl->cuda = cuda;
+    nccl->context = context;
     nccl->events = *events;
     nccl->wake = wake;
     nccl->wake_ctx = wake_ctx;
     kvf_status_t status = open_library(nccl, detail);
     status = status == KVF_OK ? read_uuid(nccl, detail) : status;
     if (status == KVF_OK) {
-        status = kvf_lanes_create(alloc, kvf_cuda_context(cuda), 2 * KVF_NCCL_STAGES, &nccl->lanes,
-                                  detail);
+        status = kvf_lanes_create(alloc, context, 2 * KVF_NCCL_STAGES, &nccl->lanes, detail);
     }
     if (status != KVF_OK) {
         kvf_free(alloc, nccl);

@@ -43,7 +43,7 @@
 /** And those of one path: the next is gathered while one is sent. */
 #define KVF_NCCL_STAGES_OF_PATH 2
 
-struct kvf_cuda; /* mem/cuda.h */
+struct kvf_cuda_context; /* mem/cuda.h */
 
 typedef struct kvf_nccl kvf_nccl_t;
 typedef struct kvf_nccl_path kvf_nccl_path_t;
@@ -80,12 +80,13 @@ typedef struct kvf_nccl_events {
 /**
  * Load NCCL and start the thread.
  *
- * @param cuda  The device; outlives it.
+ * @param context  The device's; outlives it.
  * @param wake  Called on any thread when kvf_nccl_progress() has work.
  * @return KVF_OK; KVF_ERR_UNSUPPORTED (not in the build, no library, another version);
  * KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
-KVF_CHECK kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda *cuda,
+KVF_CHECK kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc,
+                                       const struct kvf_cuda_context *context,
                                        const kvf_nccl_events_t *events, void (*wake)(void *ctx),
                                        void *wake_ctx, kvf_nccl_t **nccl_p, kvf_detail_t *detail);
 

@@ -8,7 +8,6 @@
  * does with a path). Fields are the agent's, the thread's, or shared, which means under the lock.
  */
 
-#include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda.h"
 #include "transceiver/mover/nccl.h"
 #include "transceiver/mover/nccl_library.h"
@@ -75,7 +74,7 @@ uint64_t nccl_path_step(kvf_nccl_path_t *path);
 
 struct kvf_nccl {
     const kvf_alloc_t *alloc;
-    const struct kvf_cuda *cuda;
+    const struct kvf_cuda_context *context;
     const kvf_nccl_library_t *library;
     int version;
     uint8_t uuid[16]; /* of the device */

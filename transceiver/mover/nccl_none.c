@@ -4,11 +4,11 @@
 
 #include <stdlib.h>
 
-kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda *cuda,
+kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda_context *context,
                              const kvf_nccl_events_t *events, void (*wake)(void *ctx),
                              void *wake_ctx, kvf_nccl_t **nccl_p, kvf_detail_t *detail) {
     (void)alloc;
-    (void)cuda;
+    (void)context;
     (void)events;
     (void)wake;
     (void)wake_ctx;

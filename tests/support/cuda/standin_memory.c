@@ -144,6 +144,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     cudaError_t error = standin_enter("cudaGetDeviceProperties", cudaErrorUnknown);
     memset(prop, 0, sizeof(*prop));
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* of which there is one, or all are */
+    device += visible == NULL ? 0 : atoi(visible);
     (void)snprintf(prop->name, sizeof(prop->name), "stand-in %d", device);
     (void)snprintf(prop->uuid.bytes, sizeof(prop->uuid.bytes), "stand-in %d", device);
     return error;
