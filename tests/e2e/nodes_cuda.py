@@ -11,46 +11,11 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-import metrics  # noqa: E402
-from nodes import PATIENCE_S, SLOWNESS, ClusterTest, Node, wait_for  # noqa: E402
-
-CUDA = {"pool__memory": "cuda", "verify": "attention"}
-BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB", "pool__memory": "cuda"}
-TRIES = 6
+from device_nodes import BIG, CUDA, TRIES, DeviceTest  # noqa: E402
+from nodes import PATIENCE_S, SLOWNESS  # noqa: E402
 
 
-class CudaTest(ClusterTest):
-    def failing(self, role, function, n, **settings):
-        """A node whose device fails at the n-th call of a function."""
-        return self.node_with({"KVF_STANDIN_CUDA_FAIL": "%s:%d" % (function, n)}, role, **settings)
-
-    def node_with(self, environment, role, **settings):
-        settings = {key.replace("__", "."): value for key, value in settings.items()}
-        settings.setdefault("instance", "%s-%d" % (role, len(self.nodes)))
-        node = Node(role, self.folder, settings, environment=environment)
-        self.nodes.append(node)
-        return node.wait_ready()
-
-    def end(self):
-        """The nodes of one case; others follow."""
-        self.finish()
-        self._kill_all()
-        self.nodes.clear()
-
-    def fallbacks(self, node):
-        return sum(value for (name, _), value in metrics.parse(node.metrics()).items()
-                   if name == "kvferry_mover_fallback_total")
-
-    def check_way(self, prefill, decode, mover):
-        """Requests of several shapes, by that mover."""
-        for request_id, prompt_len in (("short", 3), ("one", 32), ("partial", 700), ("long", 5000)):
-            answer = self.run_one(prefill, decode, request_id, prompt_len)
-            self.assertEqual(answer["mover"], mover)
-            self.assertEqual(answer["attention"]["distance"] < 1e-4, True, answer)
-        wait_for(lambda: prefill.transfer("long").json["state"] == "done", "the end of the send")
-        self.assertEqual(prefill.transfer("long").json["mover"], mover)
-        self.assertEqual([node.status()["peers"][0]["mover"] for node in (prefill, decode)], [mover, mover])
-
+class CudaTest(DeviceTest):
     def test_each_way(self):
         for direction in ("push", "pull"):
             for kinds, mover in ((("auto", "auto"), "cuda"), (("auto", "cuda"), "cuda"), (("ucx", "auto"), "ucx"),
@@ -85,15 +50,6 @@ class CudaTest(ClusterTest):
         self.assertIn("devices that reach each other", reply.json["message"])
         self.finish()
 
-    def refused(self, settings, *texts, environment=None):
-        """A node that does not start says why."""
-        node = Node("decode", self.folder, {key.replace("__", "."): value for key, value in settings.items()},
-                    environment=environment)
-        self.nodes.append(node)
-        self.assertNotEqual(node.wait_end(), 0)
-        for text in texts:
-            self.assertIn(text, node.text())
-
     def test_what_does_not_go_together(self):
         self.refused({"pool__memory": "shm", "mover__kind": "cuda"}, "mover cuda is for pools of kind cuda")
         self.refused({"pool__memory": "cuda", "mover__kind": "mapped"}, "mover mapped is for pools of kind shm")
@@ -124,25 +80,6 @@ class CudaTest(ClusterTest):
         self.finish()
 
     # A device that fails, for good: an error for each request, never 200, nothing hangs, and the other side is well.
-
-    def check_dead(self, prefill, decode, dead, states):
-        """Requests until the device fails, and two after it."""
-        n_failed = 0
-        for k in range(200):
-            first = prefill.prefill("r%d" % k, 700)
-            reply = first if first.status != 200 else decode.decode("r%d" % k, first.json["kv_transfer_params"])
-            if reply.status == 200:
-                self.assertTrue(reply.json["verified"] or reply.json["verify"] == "off", reply)
-                self.assertEqual(n_failed, 0, "a device that has failed stays so")
-                continue
-            self.assertIn(reply.json["error"], states, reply)
-            n_failed += 1
-            if n_failed == 3:
-                break
-        self.assertEqual(n_failed, 3, dead.text())
-        for node in (prefill, decode):
-            self.assert_quiet(node)
-            self.assertTrue(node.alive())
 
     def test_decode_device_fails(self):
         for kind in ("auto", "ucx"):

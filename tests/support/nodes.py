@@ -136,7 +136,7 @@ class Node:
             command += ["--set", argument]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True, errors="replace",
-                                        env=dict(os.environ, **self.device(role), **(environment or {})))
+                                        env={**os.environ, **self.device(role), **(environment or {})})
         self.pid = self.process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

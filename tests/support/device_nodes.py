@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of nodes with pages on a device share (nodes_cuda.py, nodes_nccl.py). The device is the stand-in
+(tests/support/cuda/standin.h); everything else is real."""
+
+import metrics
+from nodes import ClusterTest, Node, wait_for
+
+CUDA = {"pool__memory": "cuda", "verify": "attention"}
+BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB", "pool__memory": "cuda"}
+TRIES = 6
+
+
+class DeviceTest(ClusterTest):
+    def failing(self, role, function, n, **settings):
+        """A node whose device fails at the n-th call of a function."""
+        return self.node_with({"KVF_STANDIN_CUDA_FAIL": "%s:%d" % (function, n)}, role, **settings)
+
+    def node_with(self, environment, role, **settings):
+        settings = {key.replace("__", "."): value for key, value in settings.items()}
+        settings.setdefault("instance", "%s-%d" % (role, len(self.nodes)))
+        node = Node(role, self.folder, settings, environment=environment)
+        self.nodes.append(node)
+        return node.wait_ready()
+
+    def end(self):
+        """The nodes of one case; others follow."""
+        self.finish()
+        self._kill_all()
+        self.nodes.clear()
+
+    def fallbacks(self, node):
+        return sum(value for (name, _), value in metrics.parse(node.metrics()).items()
+                   if name == "kvferry_mover_fallback_total")
+
+    def check_way(self, prefill, decode, mover):
+        """Requests of several shapes, by that mover."""
+        for request_id, prompt_len in (("short", 3), ("one", 32), ("partial", 700), ("long", 5000)):
+            answer = self.run_one(prefill, decode, request_id, prompt_len)
+            self.assertEqual(answer["mover"], mover)
+            self.assertEqual(answer["attention"]["distance"] < 1e-4, True, answer)
+        wait_for(lambda: prefill.transfer("long").json["state"] == "done", "the end of the send")
+        self.assertEqual(prefill.transfer("long").json["mover"], mover)
+        self.assertEqual([node.status()["peers"][0]["mover"] for node in (prefill, decode)], [mover, mover])
+
+    def refused(self, settings, *texts, environment=None):
+        """A node that does not start says why."""
+        node = Node("decode", self.folder, {key.replace("__", "."): value for key, value in settings.items()},
+                    environment=environment)
+        self.nodes.append(node)
+        self.assertNotEqual(node.wait_end(), 0)
+        for text in texts:
+            self.assertIn(text, node.text())
+
+    def check_dead(self, prefill, decode, dead, states):
+        """Requests until the device fails, and two after it."""
+        n_failed = 0
+        for k in range(200):
+            first = prefill.prefill("r%d" % k, 700)
+            reply = first if first.status != 200 else decode.decode("r%d" % k, first.json["kv_transfer_params"])
+            if reply.status == 200:
+                self.assertTrue(reply.json["verified"] or reply.json["verify"] == "off", reply)
+                self.assertEqual(n_failed, 0, "a device that has failed stays so")
+                continue
+            self.assertIn(reply.json["error"], states, reply)
+            n_failed += 1
+            if n_failed == 3:
+                break
+        self.assertEqual(n_failed, 3, dead.text())
+        for node in (prefill, decode):
+            self.assert_quiet(node)
+            self.assertTrue(node.alive())
