@@ -313,6 +313,7 @@ unsigned kvf_paths_progress(kvf_paths_t *paths) {
     while (paths->refused != NULL) {
         kvf_serve_t *serve = paths->refused;
         LL_DELETE(paths->refused, serve);
+        kvf_core_left(core_of(paths), serve->peer, serve->path, false, "there is no such path");
         kvf_core_served(core_of(paths), serve);
         n++;
     }

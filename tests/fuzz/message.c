@@ -102,6 +102,17 @@ static void check_promises(kvf_frame_type_t type, const ProtobufCMessage *messag
     case KVF_FRAME_PULL:
         check_transfer(((const Kvf__Wire__Pull *)message)->transfer);
         break;
+    case KVF_FRAME_JOIN:
+        FUZZ_CHECK(((const Kvf__Wire__Join *)message)->invitation.len <= KVF_INVITATION_BYTES);
+        break;
+    case KVF_FRAME_LEAVE:
+        FUZZ_CHECK(
+            kvf_text_ok(((const Kvf__Wire__Leave *)message)->message, 0, KVF_SENTENCE_BYTES));
+        break;
+    case KVF_FRAME_FETCH:
+        check_transfer(((const Kvf__Wire__Fetch *)message)->transfer);
+        FUZZ_CHECK(((const Kvf__Wire__Fetch *)message)->n - 1 < KVF_FETCHED_AT_ONCE);
+        break;
     case KVF_FRAME_BYE:
         FUZZ_CHECK(kvf_text_ok(((const Kvf__Wire__Bye *)message)->message, 0, KVF_SENTENCE_BYTES));
         break;

@@ -4,6 +4,7 @@
 #include "kernels/copy.h"
 #include "kernels/digest.h"
 #include "mappings.h"
+#include "paths.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ struct cluster {
     cluster_options_t options;
     kvf_sim_net_t *net;
     mappings_t *mappings;
+    paths_t *paths;
     uint64_t n_lives;
     node_t nodes[CLUSTER_NODES];
     size_t n_nodes;
@@ -170,21 +172,52 @@ static void do_verify(void *ctx, kvf_verify_t *job) {
     node_t *node = ctx;
     job->job.next = node->jobs;
     job->source = NULL;
-    if (job->peer != 0) {
+    node->jobs = &job->job;
+    if (job->peer != 0 && node->cluster->options.fetch) {
+        paths_use(node->cluster->paths, node, job);
+    } else if (job->peer != 0) {
         mappings_use(node->cluster->mappings, node, job);
     }
-    node->jobs = &job->job;
 }
 
 static kvf_status_t do_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
                            const int64_t *n_pages, kvf_detail_t *detail) {
     node_t *node = ctx;
-    return mappings_map(node->cluster->mappings, node, peer, address, bytes, n_pages, detail);
+    return node->cluster->options.fetch
+               ? paths_map(node->cluster->paths, node, peer)
+               : mappings_map(node->cluster->mappings, node, peer, address, bytes, n_pages, detail);
 }
 
 static void do_unmap(void *ctx, uint64_t peer) {
     node_t *node = ctx;
-    mappings_unmap(node->cluster->mappings, node, peer);
+    if (node->cluster->options.fetch) {
+        paths_unmap(node->cluster->paths, node, peer);
+    } else {
+        mappings_unmap(node->cluster->mappings, node, peer);
+    }
+}
+
+static kvf_status_t do_join(void *ctx, uint64_t peer, uint64_t path, const void *invitation,
+                            size_t bytes, kvf_detail_t *detail) {
+    node_t *node = ctx;
+    kvf_status_t status = paths_join(node->cluster->paths, node, peer, path, invitation, bytes);
+    return status == KVF_OK ? status : kvf_fail(detail, status, "that is no invitation");
+}
+
+static void do_leave(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why) {
+    const node_t *node = ctx;
+    (void)why;
+    paths_leave(node->cluster->paths, node, peer, path, own);
+}
+
+static void do_serve(void *ctx, kvf_serve_t *serve) {
+    node_t *node = ctx;
+    paths_serve(node->cluster->paths, node, serve);
+}
+
+static void do_evict(void *ctx, uint64_t peer) {
+    const node_t *node = ctx;
+    paths_evict(node->cluster->paths, node, peer);
 }
 
 static void do_digest(void *ctx, kvf_window_t *window) {
@@ -302,8 +335,10 @@ static bool run_digests(node_t *node) {
 static kvf_job_t **job_at(node_t *node, size_t idx, bool copies, bool digests) {
     kvf_job_t **at = &node->jobs;
     for (; *at != NULL; at = &(*at)->next) {
-        bool copy = ((kvf_verify_t *)*at)->source != NULL;
-        if ((copy ? copies : digests) && idx-- == 0) {
+        const kvf_verify_t *job = (kvf_verify_t *)*at;
+        bool copy = job->source != NULL;
+        bool ready = !copy || !node->cluster->options.fetch || paths_can_run(job);
+        if (ready && (copy ? copies : digests) && idx-- == 0) {
             return at;
         }
     }
@@ -313,7 +348,11 @@ static kvf_job_t **job_at(node_t *node, size_t idx, bool copies, bool digests) {
 static void run_job(node_t *node, kvf_job_t **at) {
     kvf_verify_t *job = (kvf_verify_t *)*at;
     *at = job->job.next;
-    mappings_run(node, job);
+    if (job->peer != 0 && node->cluster->options.fetch) {
+        paths_run(node, job);
+    } else {
+        mappings_run(node, job);
+    }
 }
 
 static bool run_jobs(node_t *node) {
@@ -349,6 +388,7 @@ static bool step_node(node_t *node) {
     kvf_core_set_time(node->core, node_now(node));
     any |= node->mover->ops->progress(node->mover) > 0;
     any |= mappings_step(node->cluster->mappings, node);
+    any |= paths_step(node->cluster->paths, node);
     any |= run_digests(node);
     any |= run_jobs(node);
     kvf_core_tick(node->core);
@@ -403,13 +443,13 @@ void cluster_hold_chunks(cluster_t *cluster, bool hold) {
 }
 
 void cluster_needs_chunks(void) {
-    if (getenv("KVF_TEST_MAPPED") != NULL) {
+    if (getenv("KVF_TEST_MAPPED") != NULL || getenv("KVF_TEST_FETCH") != NULL) {
         cr_skip_test("no chunks where receivers copy themselves");
     }
 }
 
 bool cluster_is_mapped(const cluster_t *cluster) {
-    return cluster->options.mapped;
+    return cluster->options.mapped || cluster->options.fetch;
 }
 
 kvf_sim_net_t *cluster_net(cluster_t *cluster) {
@@ -418,6 +458,10 @@ kvf_sim_net_t *cluster_net(cluster_t *cluster) {
 
 mappings_t *cluster_mappings(cluster_t *cluster) {
     return cluster->mappings;
+}
+
+paths_t *cluster_paths(cluster_t *cluster) {
+    return cluster->paths;
 }
 
 node_t *cluster_find(cluster_t *cluster, uint64_t number) {
@@ -517,8 +561,15 @@ static void node_start(node_t *node) {
                 .ctx = node},
         .mover_name = "sim",
         .mover_checked = !cluster->options.one_sided,
+        .mapped_name = cluster->options.fetch ? KVF_NCCL : KVF_MAPPED,
         .hashes_leaves = true,
     };
+    if (cluster->options.fetch) {
+        config.out.join = do_join;
+        config.out.leave = do_leave;
+        config.out.serve = do_serve;
+        config.out.evict = do_evict;
+    }
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
         uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);
         cr_assert_eq(kvf_pages_create(kvf_alloc_default(), node->n_pages, &node->pages[g]), KVF_OK);
@@ -529,7 +580,7 @@ static void node_start(node_t *node) {
     cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
     kvf_core_set_time(node->core, node_now(node));
     cr_assert_eq(kvf_core_set_addresses(node->core, node->address, address, address_bytes), KVF_OK);
-    if (cluster->options.mapped) {
+    if (cluster_is_mapped(cluster)) {
         const mappings_address_t mapped = {node->number, node->life};
         cr_assert_eq(kvf_core_set_mapped_address(node->core, &mapped, sizeof(mapped)), KVF_OK);
     }
@@ -561,6 +612,7 @@ static void node_stop(node_t *node) {
     node->mover->ops->destroy(node->mover);
     (void)run_digests(node); /* or their windows are not freed */
     mappings_drop(node->cluster->mappings, node);
+    paths_drop(node->cluster->paths, node);
     kvf_core_destroy(node->core);
     node->core = NULL;
     node->mover = NULL;
@@ -597,7 +649,9 @@ cluster_t *cluster_create(const cluster_options_t *options) {
     cluster->options = *options;
     cluster->options.mapped |= getenv("KVF_TEST_MAPPED") != NULL;
     cluster->options.device |= getenv("KVF_TEST_DEVICE") != NULL;
+    cluster->options.fetch |= getenv("KVF_TEST_FETCH") != NULL;
     cluster->mappings = mappings_create();
+    cluster->paths = paths_create();
     cluster->now_us = 1000000;
     kvf_sim_config_t sim = {.checked = !options->one_sided,
                             .chunk_bytes = options->chunk_bytes == 0 ? 4096 : options->chunk_bytes,
@@ -615,6 +669,7 @@ void cluster_destroy(cluster_t *cluster) {
     }
     kvf_sim_net_destroy(cluster->net);
     mappings_destroy(cluster->mappings);
+    paths_destroy(cluster->paths);
     for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
         free(cluster->ends[conn].data);
     }

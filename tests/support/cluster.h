@@ -19,6 +19,7 @@
 typedef struct cluster cluster_t;
 typedef struct mapping mapping_t;
 typedef struct mappings mappings_t;
+typedef struct paths paths_t;
 
 typedef struct node {
     cluster_t *cluster;
@@ -47,6 +48,7 @@ typedef struct cluster_options {
     bool one_sided;       /**< the mover is not checked */
     uint64_t chunk_bytes; /**< 0 = 4096 */
     bool mapped;          /**< nodes map each other's pools; so they do under KVF_TEST_MAPPED */
+    bool fetch;  /**< nodes fetch from each other through paths; so they do under KVF_TEST_FETCH */
     bool device; /**< pages are a device's: what lands is copied to them when it is verified; so it
                     is under KVF_TEST_DEVICE */
 } cluster_options_t;
@@ -80,7 +82,7 @@ void cluster_seed(cluster_t *cluster, uint8_t seed);
 void cluster_hold_chunks(cluster_t *cluster, bool hold);
 /** This test is about chunks of the ordinary mover: leave it out where nodes map each other. */
 void cluster_needs_chunks(void);
-/** @return Whether nodes map each other's pools. */
+/** @return Whether nodes map each other's pools, or fetch from them: no chunks come. */
 bool cluster_is_mapped(const cluster_t *cluster);
 /** What becomes of attempts to map pools, from now on. */
 typedef enum map_fate { MAP_GOES_WELL, MAP_IS_REFUSED, MAP_FAILS, MAP_SILENT } map_fate_t;
@@ -93,6 +95,7 @@ size_t node_jobs(const node_t *node);
 void node_run_job(node_t *node, size_t idx);
 kvf_sim_net_t *cluster_net(cluster_t *cluster);
 mappings_t *cluster_mappings(cluster_t *cluster);
+paths_t *cluster_paths(cluster_t *cluster);
 /** @return The node of that number. */
 node_t *cluster_find(cluster_t *cluster, uint64_t number);
 uint64_t cluster_now(const cluster_t *cluster);

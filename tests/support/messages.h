@@ -39,6 +39,9 @@ typedef struct fixture {
     Kvf__Wire__Drained drained;
     Kvf__Wire__Ready ready;
     Kvf__Wire__Pull pull;
+    Kvf__Wire__Join join;
+    Kvf__Wire__Leave leave;
+    Kvf__Wire__Fetch fetch;
     uint64_t renewed[KVF_RENEWED_PER_BEAT + 1];
     Kvf__Wire__Heartbeat heartbeat;
     Kvf__Wire__Bye bye;
@@ -128,6 +131,17 @@ static inline fixture_t *make_fixture(void) {
     kvf__wire__pull__init(&f->pull);
     f->pull.transfer = &f->transfer;
     f->pull.bytes = UINT64_MAX;
+    kvf__wire__join__init(&f->join);
+    f->join.path = UINT64_MAX;
+    f->join.invitation = (ProtobufCBinaryData){KVF_INVITATION_BYTES, f->ticket};
+    kvf__wire__leave__init(&f->leave);
+    f->leave.path = UINT64_MAX;
+    f->leave.own = true;
+    f->leave.message = f->abort.message;
+    kvf__wire__fetch__init(&f->fetch);
+    f->fetch.transfer = &f->transfer;
+    f->fetch.path = f->fetch.first = UINT64_MAX;
+    f->fetch.n = KVF_FETCHED_AT_ONCE;
     kvf__wire__heartbeat__init(&f->heartbeat);
     f->heartbeat.sequence = f->heartbeat.received = UINT64_MAX;
     for (uint64_t i = 0; i < KVF_RENEWED_PER_BEAT; i++) {
@@ -163,6 +177,12 @@ static inline const ProtobufCMessage *message_of(const fixture_t *f, kvf_frame_t
         return &f->ready.base;
     case KVF_FRAME_PULL:
         return &f->pull.base;
+    case KVF_FRAME_JOIN:
+        return &f->join.base;
+    case KVF_FRAME_LEAVE:
+        return &f->leave.base;
+    case KVF_FRAME_FETCH:
+        return &f->fetch.base;
     default:
         abort();
     }

@@ -397,8 +397,9 @@ Test(agent, refusals_say_what_to_do) {
     cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_INVALID);
     cr_expect_not_null(strstr(detail.text, "keygen"), "%s", detail.text);
     config.cluster_key[0] = 1;
-    config.mover = "nccl";
-    cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_UNSUPPORTED);
+    config.mover = "ucks";
+    cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "nccl"), "%s", detail.text);
     config.mover = "auto";
     config.suspect_us = 5000000;
     cr_expect_eq(kvf_agent_create(&config, &agent, &detail), KVF_ERR_INVALID);

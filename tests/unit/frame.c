@@ -80,10 +80,10 @@ Test(frame, header_has_these_bytes) {
 }
 
 Test(frame, types_have_names) {
-    const char *names[] = {"unknown", "hello", "refuse", "heartbeat", "recv_request",
-                           "commit",  "done",  "abort",  "drained",   "bye",
-                           "ready",   "pull",  "unknown"};
-    for (int type = 0; type <= 12; type++) {
+    const char *names[] = {"unknown", "hello", "refuse",  "heartbeat", "recv_request", "commit",
+                           "done",    "abort", "drained", "bye",       "ready",        "pull",
+                           "join",    "leave", "fetch",   "unknown"};
+    for (int type = 0; type <= 15; type++) {
         cr_assert_str_eq(kvf_frame_type_name((kvf_frame_type_t)type), names[type]);
     }
 }
@@ -140,10 +140,10 @@ Test(frame, every_flipped_bit_of_a_header_is_refused_or_another_type_or_length) 
         uint8_t header[KVF_FRAME_HEADER_BYTES];
         memcpy(header, good, sizeof(header));
         header[bit / 8] ^= (uint8_t)(1U << bit % 8);
-        /* Type 6 = 110b: 7, 4 and 2 are types too, 14 and above are not. Length 3 grows past the
-         * cap of 10 from bit 3 on (3 + 8 = 11). */
+        /* Type 6 = 110b: 7, 4, 2 and 14 are types too, 22 and above are not. Length 3 grows past
+         * the cap of 10 from bit 3 on (3 + 8 = 11). */
         kvf_status_t want = KVF_ERR_PROTOCOL;
-        if ((bit >= 32 && bit < 35) || (bit >= 64 && bit < 67)) {
+        if ((bit >= 32 && bit < 36) || (bit >= 64 && bit < 67)) {
             want = KVF_OK;
         } else if (bit >= 67 && bit < 96) {
             want = KVF_ERR_TOO_LARGE;
@@ -162,7 +162,7 @@ Test(frame, types_end_where_they_end) {
         kvf_frame_header((kvf_frame_type_t)type, 0, header);
         bool have;
         cr_assert_eq(parse_header(header, CAP, &have, NULL),
-                     type >= 1 && type <= 11 ? KVF_OK : KVF_ERR_PROTOCOL, "type %u", type);
+                     type >= 1 && type <= 14 ? KVF_OK : KVF_ERR_PROTOCOL, "type %u", type);
     }
 }
 

@@ -29,8 +29,20 @@ Test(message, frames_have_these_bytes) {
                                     0,   0,   0,   0,   0,  0, ID_WIRE, 0x10, 0xac, 2};
     static const uint8_t pull[] = {'K', 'V', 'F', 'R', 11, 0,       0,    0,    27,   0, 0,
                                    0,   0,   0,   0,   0,  ID_WIRE, 0x10, 0x80, 0x80, 1};
+    static const uint8_t join[] = {'K', 'V', 'F', 'R', 12,   0, 0,    0, 7, 0,    0,   0,
+                                   0,   0,   0,   0,   0x08, 3, 0x12, 3, 9, 0x5b, 0x5c};
+    static const uint8_t leave[] = {'K', 'V', 'F', 'R',  13, 0,    0, 0,    9, 0,   0,   0,  0,
+                                    0,   0,   0,   0x08, 3,  0x10, 1, 0x1a, 3, 'w', 'h', 'y'};
+    static const uint8_t fetch[] = {'K', 'V', 'F', 'R', 14,      0,    0, 0,    30,   0, 0,    0,
+                                    0,   0,   0,   0,   ID_WIRE, 0x10, 3, 0x18, 0xac, 2, 0x20, 7};
     fixture_t *f = make_fixture();
     char why[] = "why";
+    uint8_t invitation[] = {9, 0x5b, 0x5c};
+    f->join.path = f->leave.path = f->fetch.path = 3;
+    f->join.invitation = (ProtobufCBinaryData){sizeof(invitation), invitation};
+    f->leave.message = why;
+    f->fetch.first = 300;
+    f->fetch.n = 7;
     f->ready.bytes = 300;
     f->pull.bytes = 16384;
     f->abort.message = why;
@@ -49,11 +61,11 @@ Test(message, frames_have_these_bytes) {
         kvf_frame_type_t type;
         const uint8_t *wire;
         size_t bytes;
-    } cases[] = {{KVF_FRAME_DONE, done, sizeof(done)},
-                 {KVF_FRAME_ABORT, abort_, sizeof(abort_)},
-                 {KVF_FRAME_COMMIT, commit, sizeof(commit)},
-                 {KVF_FRAME_READY, ready, sizeof(ready)},
-                 {KVF_FRAME_PULL, pull, sizeof(pull)}};
+    } cases[] = {
+        {KVF_FRAME_DONE, done, sizeof(done)},       {KVF_FRAME_ABORT, abort_, sizeof(abort_)},
+        {KVF_FRAME_COMMIT, commit, sizeof(commit)}, {KVF_FRAME_READY, ready, sizeof(ready)},
+        {KVF_FRAME_PULL, pull, sizeof(pull)},       {KVF_FRAME_JOIN, join, sizeof(join)},
+        {KVF_FRAME_LEAVE, leave, sizeof(leave)},    {KVF_FRAME_FETCH, fetch, sizeof(fetch)}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         uint8_t *frame;
         size_t bytes;
@@ -190,6 +202,11 @@ Test(message, short_messages_are_checked) {
     SPOIL(KVF_FRAME_READY, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_PULL, "transfer", f->pull.transfer = NULL);
     SPOIL(KVF_FRAME_PULL, "transfer", f->transfer.incarnation.len = 15);
+    SPOIL(KVF_FRAME_JOIN, "invitation", f->join.invitation.len++);
+    SPOIL(KVF_FRAME_FETCH, "transfer", f->fetch.transfer = NULL);
+    SPOIL(KVF_FRAME_FETCH, "transfer", f->transfer.incarnation.len = 15);
+    SPOIL(KVF_FRAME_FETCH, "n", f->fetch.n = 0);
+    SPOIL(KVF_FRAME_FETCH, "n", f->fetch.n++);
     SPOIL(KVF_FRAME_ABORT, "transfer", f->abort.transfer = NULL);
     SPOIL(KVF_FRAME_ABORT, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_ABORT, "status", f->abort.status = KVF_OK);
