@@ -41,6 +41,7 @@ struct paths {
         kvf_serve_t *serve;
     } refused[MAX_JOBS]; /* for which there is no path */
     size_t n_refused;
+    bool hold_serves;
 };
 
 paths_t *paths_create(void) {
@@ -267,9 +268,9 @@ static bool step_receiver(path_t *path) {
     return any;
 }
 
-static bool step_sender(path_t *path) {
+static bool step_sender(const paths_t *paths, path_t *path) {
     end_t *end = &path->from;
-    if (!end->left || end->told) {
+    if (!end->left || end->told || (paths->hold_serves && path->n_serves > 0)) {
         return false;
     }
     end->told = true;
@@ -300,7 +301,7 @@ bool paths_step(paths_t *paths, node_t *node) {
             any |= step_receiver(path);
         }
         if (path->from.node != NULL && is(&path->from, node) && runs(&path->from)) {
-            any |= step_sender(path);
+            any |= step_sender(paths, path);
         }
     }
     return any;
@@ -338,6 +339,10 @@ size_t paths_ends(const paths_t *paths, const node_t *node) {
         n += path->from.node != NULL && is(&path->from, node) && !path->from.told;
     }
     return n;
+}
+
+void paths_hold_serves(paths_t *paths, bool hold) {
+    paths->hold_serves = hold;
 }
 
 void paths_fail(paths_t *paths, size_t n) {

@@ -41,6 +41,8 @@ void paths_drop(paths_t *paths, const node_t *node);
 
 /** @return How many ends of paths the node has. */
 size_t paths_ends(const paths_t *paths, const node_t *node);
+/** Let ends of senders keep what they are sending, as a device that is late does. */
+void paths_hold_serves(paths_t *paths, bool hold);
 /** Let the n-th path fail at the receiver's end, 0 is the first that was made. */
 void paths_fail(paths_t *paths, size_t n);
 

@@ -113,6 +113,20 @@ uint64_t node_wrong(node_t *node, int64_t prompt, uint64_t content,
     return wrong;
 }
 
+uint64_t node_written(const node_t *node, const kvf_table_t *tables) {
+    uint64_t n = 0;
+    for (uint32_t g = 0; g < node->layout.n_groups; g++) {
+        uint64_t bytes = kvf_group_block_bytes(&node->layout.groups[g]);
+        for (int64_t o = 0; o < tables[g].n_blocks; o++) {
+            int32_t slot = tables[g].slots[o];
+            for (uint64_t i = 0; slot >= 0 && i < bytes; i++) {
+                n += node->memory[g][(uint64_t)slot * bytes + i] != 0;
+            }
+        }
+    }
+    return n;
+}
+
 bool node_clean(const node_t *node) {
     kvf_detail_t detail;
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {

@@ -40,6 +40,8 @@ void node_give(node_t *node, kvf_table_t tables[KVF_MAX_GROUPS]);
 /** @return Bytes of live blocks that do not hold that content. */
 uint64_t node_wrong(node_t *node, int64_t prompt, uint64_t content,
                     kvf_table_t tables[KVF_MAX_GROUPS]);
+/** @return Bytes of the tables' pages that are not zero, as they were made. */
+uint64_t node_written(const node_t *node, const kvf_table_t *tables);
 /** @return Whether every page of the node is free and the audit passes. */
 bool node_clean(const node_t *node);
 

@@ -257,20 +257,6 @@ ParameterizedTestParameters(peer_map, commits_that_are_wrong) {
     return cr_make_param_array(size_t, index, sizeof(index) / sizeof(index[0]));
 }
 
-static uint64_t written(const pair_t *p) {
-    uint64_t n = 0;
-    for (uint32_t g = 0; g < 2; g++) {
-        for (int64_t o = 0; o < p->destinations[g].n_blocks; o++) {
-            int32_t slot = p->destination[g][o];
-            for (uint64_t i = 0; slot >= 0 && i < kvf_group_block_bytes(&p->gen->layout.groups[g]);
-                 i++) {
-                n += node_page(p->gen, g, slot)[i] != 0;
-            }
-        }
-    }
-    return n;
-}
-
 /* A protocol error on both sides, and nothing of it is read. */
 ParameterizedTest(size_t *i, peer_map, commits_that_are_wrong) {
     const kvf_layout_t layout = cluster_layout();
@@ -295,7 +281,7 @@ ParameterizedTest(size_t *i, peer_map, commits_that_are_wrong) {
     cr_expect_eq(p.got.status, KVF_ERR_PROTOCOL, "%s", p.got.message);
     cr_expect_eq(p.sent.status, KVF_ERR_PROTOCOL, "%s", p.sent.message);
     cr_expect_not_null(strstr(p.got.message, wrong[*i].what), "%s", p.got.message);
-    cr_expect(!wrong[*i].mapped || written(&p) == 0);
+    cr_expect(!wrong[*i].mapped || node_written(p.gen, p.destinations) == 0);
     cr_expect_eq(p.sent.n_poisoned + p.got.n_poisoned, 0);
     cluster_on_message(p.cluster, NULL);
     again(&p);
@@ -324,7 +310,7 @@ Test(peer_map, a_request_without_a_mapping) {
     cr_expect_eq(p.sent.status, KVF_ERR_PEER_LOST, "%s", p.sent.message);
     cr_expect_not_null(strstr(p.sent.message, "mapped"), "%s", p.sent.message);
     cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);
-    cr_expect_eq(written(&p), 0);
+    cr_expect_eq(node_written(p.gen, p.destinations), 0);
     pair_close(&p);
 }
 
