@@ -6,6 +6,7 @@
  * To the rest of the core it is a mapping: nothing goes into a receiver's page that it has not
  * asked for itself, so its own last job is the proof that its pages are quiet. A sender's pages are
  * read by its own jobs, and held by those. */
+#include "kvmgr/base/mutant.h"
 #include "transceiver/send_impl.h"
 
 #include <inttypes.h>
@@ -120,7 +121,8 @@ kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
         core->counters.unknown_transfers += send == NULL;
         return KVF_OK;
     }
-    if (fetch->first != send->n_fetched || fetch->n > send->n_told - send->n_fetched) {
+    if ((fetch->first != send->n_fetched && !KVF_MUTANT(fetch_again)) ||
+        fetch->n > send->n_told - send->n_fetched) {
         return kvf_fail(detail, KVF_ERR_PROTOCOL,
                         "ranges %" PRIu64 " to %" PRIu64 " of a transfer are fetched, when %zu "
                         "were committed and %zu fetched before",

@@ -362,7 +362,7 @@ static void end_ops(kvf_peer_t *peer, bool told, kvf_status_t status, const char
         core->out.mover_disconnect(core->out.ctx, peer->number);
     }
     kvf_peer_unmap(peer);
-    if (peer->n_lent > 0 && core->out.evict != NULL) {
+    if (peer->n_lent > 0 && core->out.evict != NULL && !KVF_MUTANT(keep_path)) {
         core->out.evict(core->out.ctx, peer->number);
     }
     for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {

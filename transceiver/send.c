@@ -13,8 +13,8 @@
  * whether nothing writes to them that a fence stands for. */
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
-    bool moving =
-        send->n_posted > 0 || send->n_serving > 0 || send->ahead.posted || send->n_fences > 0;
+    bool moving = send->n_posted > 0 || (send->n_serving > 0 && !KVF_MUTANT(free_while_sending)) ||
+                  send->ahead.posted || send->n_fences > 0;
     return (!moving || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }

@@ -9,7 +9,7 @@
 
 #define MAX_PATHS 256
 #define MAX_JOBS 256
-#define STUCK_US 20000000 /* a job that does not come in for so long ends its path */
+#define STUCK_US 40000000 /* a job that does not come in for so long ends its path */
 
 /* One of a path's two ends. */
 typedef struct end {

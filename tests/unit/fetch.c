@@ -137,9 +137,9 @@ Test(fetch, what_is_not_there) {
         cr_assert_eq(pair_fetch(&p), KVF_OK);
         cluster_run(p.cluster);
         cr_expect_eq(p.got.results, 0);
-        cluster_advance(p.cluster, 35000000);
+        cluster_advance(p.cluster, 50000000);
         expect_one_end_each(&p);
-        cr_expect_eq(p.got.status, KVF_ERR_PEER_LOST, "%s", p.got.message);
+        cr_expect_eq(p.got.status, KVF_ERR_DEADLINE, "%s", p.got.message);
         cr_expect_eq(node_written(p.gen, p.destinations), 0);
         cr_expect_eq(kvf_core_lent(p.ctx->core), 0);
         pair_close(&p);

@@ -230,8 +230,9 @@ static kvf_status_t measure(bench_t *bench) {
     }
     (void)snprintf(result->mover, sizeof(result->mover), "%s", bench->side.outcome.mover);
     result->transport = strcmp(result->mover, "mapped") == 0 ? "shm"
-                        : strcmp(result->mover, "cuda") == 0 || strcmp(result->mover, "nccl") == 0 ? "device"
-                                                             : options->tls;
+                        : strcmp(result->mover, "cuda") == 0 || strcmp(result->mover, "nccl") == 0
+                            ? "device"
+                            : options->tls;
     result->bytes = bench->side.outcome.bytes;
     result->pieces = bench->side.outcome.pieces;
     result->layers = bench->side.layout.groups[0].n_layers;

@@ -260,7 +260,7 @@ static void verified(node_t *node, kvf_verify_t *job) {
     if (job->source != NULL) {
         lend_unuse(job);
     }
-    for (uint32_t i = 0; i < job->n_items && job->source == NULL; i++) {
+    for (uint32_t i = 0; i < job->n_items && job->source == NULL && job->status == KVF_OK; i++) {
         kvf_verify_item_t *item = &job->items[i];
         uint8_t *at = node_page(node, item->group_idx, item->slot) + item->offset;
         if (item->landing != NULL && hold_check_store(node, job, item)) {

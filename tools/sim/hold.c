@@ -168,17 +168,33 @@ void hold_give(op_t *op) {
     hold_disown(op);
 }
 
-void hold_check_reading(node_t *node, const kvf_piece_t *piece) {
-    kvf_world_t *world = node->world;
-    uint64_t at = (uint64_t)(piece->source - node->bytes[piece->group_idx]);
-    const owned_page_t *page =
-        &node->owned[piece->group_idx][at / world->page_bytes[piece->group_idx]];
+static void check_source(const node_t *node, uint32_t group_idx, uint64_t slot) {
+    const owned_page_t *page = &node->owned[group_idx][slot];
     const op_t *op = page->owner;
     if (op == NULL || !op->is_send || (op->released && !page->poisoned)) {
-        world_fail(world, "%s reads group %s, ordinal %d, from slot %d, which was given back",
-                   node->name, world->layout.groups[piece->group_idx].name, (int)piece->ordinal,
-                   (int)(at / world->page_bytes[piece->group_idx]));
+        world_fail(node->world, "%s reads group %s from slot %d, which was given back", node->name,
+                   node->world->layout.groups[group_idx].name, (int)slot);
     }
+}
+
+void hold_check_reading(node_t *node, const kvf_piece_t *piece) {
+    uint64_t at = (uint64_t)(piece->source - node->bytes[piece->group_idx]);
+    check_source(node, piece->group_idx, at / node->world->page_bytes[piece->group_idx]);
+}
+
+void hold_check_source(node_t *node, const uint8_t *source, uint64_t bytes) {
+    const kvf_world_t *world = node->world;
+    for (uint32_t g = 0; g < world->layout.n_groups; g++) {
+        uint64_t at = (uint64_t)(source - node->bytes[g]), page = world->page_bytes[g];
+        if (source >= node->bytes[g] && at < (uint64_t)node->n_pages * page) {
+            check_source(node, g, at / page);
+            if (at % page + bytes > page) {
+                world_fail(node->world, "%s sends more than a page holds", node->name);
+            }
+            return;
+        }
+    }
+    world_fail(node->world, "%s sends from outside its pools", node->name);
 }
 
 /* The receive that a job is of. */
@@ -240,6 +256,29 @@ bool hold_check_store(node_t *node, const kvf_verify_t *job, const kvf_verify_it
             item->slot);
         return false;
     }
+    return true;
+}
+
+bool hold_check_fetched(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item,
+                        const uint8_t *data) {
+    kvf_world_t *world = node->world;
+    uint32_t g = item->group_idx;
+    op_t *op = op_of(node, job);
+    int64_t ordinal = op == NULL ? -1 : ordinal_of(op, g, item->slot);
+    const char *wrong = NULL;
+    if (!is_granted(node, op, item)) {
+        wrong = "is written to, and is not the receive's";
+    } else if (!world->words_flipped &&
+               !holds_words(data - item->offset, op->request->tag, g, ordinal, item->offset,
+                            item->offset + item->bytes)) {
+        wrong = "gets other bytes";
+    }
+    if (wrong != NULL) {
+        world_fail(world, "%s, transfer %u, group %s: slot %d %s, through a path", node->name,
+                   (unsigned)job->recv_id, world->layout.groups[g].name, item->slot, wrong);
+        return false;
+    }
+    op->landed_bytes += item->bytes;
     return true;
 }
 

@@ -104,15 +104,15 @@ static bool print_json(const options_t *options, const kvf_sim_answer_t *answer)
     char hash[17];
     (void)snprintf(hash, sizeof(hash), "%016" PRIx64, sum->hash);
     json_t *line = json_pack(
-        "{s:I, s:I, s:s, s:I, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:f}", "seed",
-        (json_int_t)options->request.seed, "seeds", (json_int_t)answer->n_runs, "scenario",
+        "{s:I, s:I, s:s, s:I, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:f}",
+        "seed", (json_int_t)options->request.seed, "seeds", (json_int_t)answer->n_runs, "scenario",
         scenario != NULL ? scenario->name : "all", "violations",
         (json_int_t)(sum->violation[0] != '\0'), "hash", hash, "events", (json_int_t)sum->events,
         "virtual_s", (double)sum->virtual_us / 1e6, "sends", (json_int_t)sum->sends, "receives",
         (json_int_t)sum->receives, "audits", (json_int_t)sum->audits, "bytes_checked",
-        (json_int_t)sum->bytes_checked, "copied_bytes", (json_int_t)sum->copied_bytes, "poisoned",
-        (json_int_t)sum->poisoned, "results", results_json(sum), "faults", faults_json(sum),
-        "cpu_s", answer->seconds);
+        (json_int_t)sum->bytes_checked, "copied_bytes", (json_int_t)sum->copied_bytes,
+        "fetched_bytes", (json_int_t)sum->fetched_bytes, "poisoned", (json_int_t)sum->poisoned,
+        "results", results_json(sum), "faults", faults_json(sum), "cpu_s", answer->seconds);
     if (line != NULL && sum->violation[0] != '\0') {
         (void)json_object_set_new(line, "violation", json_string(sum->violation));
         (void)json_object_set_new(line, "violation_seed",

@@ -88,7 +88,12 @@ static void do_verify(void *ctx, kvf_verify_t *job) {
     kvf_world_t *world = node->world;
     uint64_t delay = node_work_us(node);
     job->source = NULL;
-    if (job->peer != 0 && !lend_use(node, job, delay)) {
+    if (job->peer != 0 && world->fetches) {
+        if (fetch_use(node, job)) {
+            return;
+        }
+        job->status = KVF_ERR_PEER_LOST;
+    } else if (job->peer != 0 && !lend_use(node, job, delay)) {
         return;
     }
     world_push(world, (event_t){.at_us = world->now_us + delay,
@@ -155,6 +160,8 @@ void nodes_start(kvf_world_t *world) {
     kvf_dice_t lends = {kvf_dice_mix(world->script->seed + 3)};
     kvf_dice_t devices = {kvf_dice_mix(world->script->seed + 4)};
     world->now_us = 10000000;
+    kvf_dice_t fetches = {kvf_dice_mix(world->script->seed + 5)};
+    world->fetches = world->script->mapped && kvf_dice_hit(&fetches, 300);
     world->n_nodes = world->script->n_context + world->script->n_generation;
     world->heartbeat_us = kvf_dice_between(&dice, 40000, 250000);
     draw_layout(world, &dice);
@@ -215,8 +222,17 @@ void node_start(node_t *node) {
                 .ctx = node},
         .mover_name = "sim",
         .mover_checked = !world->script->scenario->one_sided,
+        .mapped_name = world->fetches ? KVF_NCCL : KVF_MAPPED,
         .hashes_leaves = true,
     };
+    if (world->fetches) {
+        config.out.map = fetch_map;
+        config.out.unmap = fetch_unmap;
+        config.out.join = fetch_join;
+        config.out.leave = fetch_leave;
+        config.out.serve = fetch_serve;
+        config.out.evict = fetch_evict;
+    }
     *log = (kvf_log_t){do_log, node, world->trace == NULL ? KVF_LOG_ERROR : KVF_LOG_DEBUG};
     node->life = ++world->n_lives;
     node->silent = node->leaving = node->paused = false;
@@ -262,6 +278,7 @@ void node_kill(node_t *node) {
     engine_drop(node);
     carry_drop(node);
     lend_drop(node);
+    fetch_drop(node);
     node->core = NULL;
     node->paused = false;
     for (size_t i = 0; i < node->n_held; i++) {
@@ -353,6 +370,7 @@ static void leave(node_t *node) {
     engine_drop(node);
     carry_drop(node);
     lend_drop(node);
+    fetch_drop(node);
     world_push(node->world,
                (event_t){.at_us = node->world->now_us + kvf_dice_below(&node->world->dice, 500000),
                          .kind = EVENT_RESTART,

@@ -115,6 +115,12 @@ void world_do(kvf_world_t *world, const event_t *event) {
     case EVENT_DIGESTED:
         lend_event(node, event);
         break;
+    case EVENT_PIPE:
+        fetch_event(node, event);
+        break;
+    case EVENT_PIPE_JOB:
+        fetch_job_event(node, event);
+        break;
     case EVENT_WAKE:
         node->wake_us = KVF_NEVER;
         break;
@@ -266,6 +272,7 @@ void kvf_outcome_add(kvf_outcome_t *sum, const kvf_outcome_t *run) {
     sum->receives += run->receives;
     sum->bytes_checked += run->bytes_checked;
     sum->copied_bytes += run->copied_bytes;
+    sum->fetched_bytes += run->fetched_bytes;
     sum->audits += run->audits;
     sum->poisoned += run->poisoned;
     for (size_t i = 0; i < KVF_WORLD_STATUSES; i++) {

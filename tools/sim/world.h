@@ -33,6 +33,7 @@ typedef struct kvf_outcome {
     uint64_t faults[KVF_FAULTS];
     uint64_t bytes_checked; /**< of pages that were compared with what they must hold */
     uint64_t copied_bytes;  /**< by receivers, from mapped pools */
+    uint64_t fetched_bytes; /**< by receivers, through paths */
     uint64_t audits;
     uint64_t poisoned; /**< pages in released events */
 } kvf_outcome_t;

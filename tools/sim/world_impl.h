@@ -6,8 +6,8 @@
  * @file
  * What the parts of the world know of each other: world.c (time, and what happens next), node.c
  * (processes: core, memory, pages), wire.c (control connections), carry.c (copies), lend.c (copies
- * from mapped pools), faults.c, and engine.c (requests, and what they must get). Only these include
- * it.
+ * from mapped pools), fetch.c (paths), faults.c, and engine.c (requests, and what they must get).
+ * Only these include it.
  */
 
 #include "kvmgr/base/alloc.h"
@@ -40,6 +40,8 @@ typedef enum event_kind {
     EVENT_RETURNED, /**< ptr: mapping_t; the owner notices that it is gone */
     EVENT_COPY,     /**< ptr: kvf_verify_t, a: first item << 32 | end */
     EVENT_DIGESTED, /**< ptr: kvf_window_t */
+    EVENT_PIPE,     /**< ptr: pipe_t; see fetch.c */
+    EVENT_PIPE_JOB, /**< ptr: pipe_job_t */
     EVENT_WAKE,
     EVENT_ENGINE, /**< ptr: request_t, a: engine_act_t, b: which receive */
     EVENT_OF_PROCESS,
@@ -125,6 +127,37 @@ typedef struct mapping {
     uint32_t n_users;
     struct mapping *next;
 } mapping_t;
+
+/** A path to fetch by: one end of it. */
+typedef struct pipe_end {
+    bool made;
+    uint32_t node, life;
+    uint64_t peer; /**< the node's number for the other end's */
+    bool left;     /**< no job is begun any more */
+    bool unmapped; /**< the core gave it up, if it is the receiver's */
+    bool heard;    /**< the other end said so */
+} pipe_end_t;
+
+typedef struct sim_pipe {
+    kvf_world_t *world;
+    uint64_t number; /**< also what its invitation says */
+    pipe_end_t to, from;
+    bool ready;
+    struct pipe_job *jobs; /**< all that there ever were, in order */
+    struct sim_pipe *next;
+} pipe_t;
+
+/** Ranges that come in through it. */
+typedef struct pipe_job {
+    pipe_t *pipe;
+    kvf_verify_t *verify; /**< NULL: it is over for the receiver */
+    kvf_serve_t *serve;   /**< NULL: not yet, or no more */
+    bool asked;
+    bool read; /**< it is over for the sender */
+    uint8_t *data;
+    uint64_t bytes;
+    struct pipe_job *next;
+} pipe_job_t;
 
 /** A chunk of a piece. */
 typedef struct packet {
@@ -246,6 +279,9 @@ struct kvf_world {
     wire_t **wires;
     size_t n_wires, wires_room;
     op_t *ops;
+    bool fetches; /**< nodes do not map pools, but fetch from them */
+    pipe_t *pipes;
+    uint64_t n_pipes;
     uint32_t n_lives; /**< so far, of all nodes */
     uint64_t n_tags;
     uint32_t n_acts; /**< of engines, that are still to come */
@@ -332,6 +368,22 @@ void lend_event(node_t *node, const event_t *event);
 /** The process has gone. */
 void lend_drop(node_t *node);
 
+/* ---- fetch.c ---- */
+kvf_status_t fetch_map(void *ctx, uint64_t peer, const void *address, size_t bytes,
+                       const int64_t *n_pages, kvf_detail_t *detail);
+void fetch_unmap(void *ctx, uint64_t peer);
+kvf_status_t fetch_join(void *ctx, uint64_t peer, uint64_t number, const void *invitation,
+                        size_t bytes, kvf_detail_t *detail);
+void fetch_leave(void *ctx, uint64_t peer, uint64_t number, bool own, const char *why);
+void fetch_serve(void *ctx, kvf_serve_t *serve);
+void fetch_evict(void *ctx, uint64_t peer);
+/** A job begins to wait for its bytes. @return false: there is no path. */
+bool fetch_use(node_t *node, kvf_verify_t *verify);
+void fetch_event(node_t *node, const event_t *event);
+void fetch_job_event(node_t *node, const event_t *event);
+/** The process has gone. */
+void fetch_drop(node_t *node);
+
 /* ---- faults.c ---- */
 void fault_begin(kvf_world_t *world, kvf_fault_t fault, uint64_t seed);
 /** No more faults: everything is whole again. */
@@ -387,6 +439,11 @@ void hold_disown(op_t *op);
 void hold_known(op_t *op);
 /** May this piece be read now? */
 void hold_check_reading(node_t *node, const kvf_piece_t *piece);
+/** May these bytes of a node's pages be read now, to be sent? */
+void hold_check_source(node_t *node, const uint8_t *source, uint64_t bytes);
+/** May this item of a job be written now, with these bytes? */
+bool hold_check_fetched(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item,
+                        const uint8_t *data);
 /** May this item of a job be copied now? @return Whether it can be: its pages are there. */
 bool hold_check_copy(node_t *node, const kvf_verify_t *job, const kvf_verify_item_t *item);
 /** May what landed for this item go to its page now? */
