@@ -28,9 +28,9 @@ class NcclTest(DeviceTest):
 
     def test_messages_and_pieces_of_all_lengths(self):
         """Requests longer than a message, in pieces longer than one, or much shorter: every byte is compared."""
-        for preset, prompt_len in (("llama-3.1-8b", 4000), ("gemma-3-270m", 9000)):
+        for preset, prompt_len in (("llama-3.1-8b", 2000), ("gemma-3-270m", 9000)):
             prefill, decode = self.pair(model__preset=preset, pool__bytes="1GiB", pool__memory="cuda")
-            for k in range(3):
+            for k in range(2):
                 answer = self.run_one(prefill, decode, "r%d" % k, prompt_len + k)
                 self.assertEqual((answer["mover"], answer["verified"]), ("nccl", True))
             self.end()
@@ -99,8 +99,7 @@ class NcclTest(DeviceTest):
         self.end()
 
     def test_a_path_cannot_be_made(self):
-        for role, function in (("decode", "ncclGetUniqueId"), ("decode", "ncclCommInitRankConfig"),
-                               ("prefill", "ncclCommInitRankConfig")):
+        for role, function in (("decode", "ncclGetUniqueId"), ("prefill", "ncclCommInitRankConfig")):
             nodes = {name: self.failing(name, function, 1, **CUDA) if name == role else self.node(name, **CUDA)
                      for name in ("prefill", "decode")}
             self.check_recovers(nodes["prefill"], nodes["decode"], 1)
@@ -170,7 +169,7 @@ class NcclTest(DeviceTest):
             prefill = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "prefill", **BIG)
             decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "decode", **BIG)
             still, other = (prefill, decode) if role == "prefill" else (decode, prefill)
-            asking = self.start_moving(prefill, decode, "still", 6000)
+            asking = self.start_moving(prefill, decode, "still", 2500)
             os.kill(still.pid, signal.SIGSTOP)
             try:
                 self.assert_quiet(other)
@@ -186,7 +185,7 @@ class NcclTest(DeviceTest):
         prefill = self.node("prefill", **CUDA)
         decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "30000"}, "decode", **CUDA)
         for k in range(4):
-            asking = self.start_moving(prefill, decode, "c%d" % k, 5000)
+            asking = self.start_moving(prefill, decode, "c%d" % k, 3000)
             (decode if k % 2 == 0 else prefill).cancel("c%d" % k)
             reply = asking.wait()
             self.assertIn(reply.status, (200, 499, 502), reply)

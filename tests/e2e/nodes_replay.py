@@ -14,7 +14,7 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
 import models  # noqa: E402
-from nodes import KVFERRY, ClusterTest  # noqa: E402
+from nodes import KVFERRY, MEMORY, ClusterTest  # noqa: E402
 
 TRACE = os.path.join(HERE, "..", "data", "trace-200.jsonl")
 
@@ -65,7 +65,8 @@ class NodesReplayTest(ClusterTest):
         self.real_requests("pull")
 
     def real_requests(self, direction):
-        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=shared_memory(3 << 29), prefix_cache="false",
+        memory = MEMORY if MEMORY == "cuda" else shared_memory(3 << 29)
+        prefill, decode = self.pair(pool__bytes="512MiB", pool__memory=memory, prefix_cache="false",
                                     mover__direction=direction)
         before = prefill.pages(), decode.pages()
         summary = self.replay(prefill, decode, "--limit", "40", "--concurrency", "4")

@@ -56,6 +56,7 @@ def frame(program):
                name == "mapped" or (told[0]["poisoned"] > 0) == (name == "onesided"))
         expect(f"{name}: receivers copy where they may",
                (told[0]["copied_bytes"] > 0) == (name not in ("calm", "liar", "proofs")))
+        expect(f"{name}: or fetch", name not in ("lent", "mapped") or told[0]["fetched_bytes"] > 0)
         seen.add(told[0]["hash"])
     expect("every scenario is another run", len(seen) == len(names))
     one, other = (run(program, "--seed", seed, "--trace").stdout for seed in (11, 12))
