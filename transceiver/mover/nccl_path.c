@@ -14,8 +14,8 @@
 #define JOIN_US UINT64_C(15000000)
 #define STUCK_US UINT64_C(20000000)
 /* Steps while something is under way; and between looks for an error while nothing is. */
-#define SOON_US 20
-#define LATER_US 100000
+#define SOON_US UINT64_C(20)
+#define LATER_US UINT64_C(100000)
 /* Of the device's multiprocessors, for one communicator: all stages that are in use at once must
  * fit on it, also beside an engine's kernels. */
 #define MAX_CTAS 8
