@@ -92,8 +92,8 @@ typedef struct kvf_agent_config {
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
     const char *mover; /**< mapped (peers on this machine alone, and pools of shm) | cuda (the same,
                           and pools of cuda) | ucx | auto: what of these is possible, ucx last;
-                          nccl: unsupported in this version. The receiver's counts, but a sender
-                          whose mover is ucx lends nothing */
+                          the receiver's counts, but a sender whose mover is ucx lends nothing.
+                          nccl (both of them, with pools of cuda, on a device each): through NCCL */
     uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
                                at most 4. What comes through UCX is copied by who drives the agent
                              */
