@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cluster.h"
+#include "cluster_impl.h"
 
 #include "kernels/copy.h"
 #include "kernels/digest.h"
@@ -9,138 +9,6 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define MAX_ENDS 512
-
-/* One end of a connection; ends are numbered from 1, the other end of 2k+1 is 2k+2. */
-typedef struct end {
-    node_t *node; /* NULL: a stranger */
-    bool open;
-    bool told; /* its node knows of it */
-    uint8_t *data;
-    size_t bytes; /* waiting to be read by this end */
-    bool closing; /* the other end closed: tell after the bytes */
-    bool cut;     /* nothing more comes */
-    uint64_t deaf_until_us;
-} end_t;
-
-struct cluster {
-    cluster_options_t options;
-    kvf_sim_net_t *net;
-    mappings_t *mappings;
-    paths_t *paths;
-    uint64_t n_lives;
-    node_t nodes[CLUSTER_NODES];
-    size_t n_nodes;
-    end_t ends[MAX_ENDS + 1];
-    uint64_t n_ends;
-    uint64_t now_us;
-    bool hold;
-    void (*on_write)(uint8_t *data, size_t bytes);
-    void (*on_message)(kvf_frame_type_t type, ProtobufCMessage *message);
-    uint64_t writes_to_cut; /* 0: none is to be cut */
-    cut_t cut_how;
-    bool stop_at_cut;
-    uint8_t seed;
-};
-
-static uint64_t other(uint64_t conn) {
-    return conn % 2 == 1 ? conn + 1 : conn - 1;
-}
-
-static uint64_t node_now(const node_t *node) {
-    return node->cluster->now_us + node->ahead_us;
-}
-
-/* ---- actions ---- */
-
-static uint64_t connect_to(cluster_t *cluster, node_t *from, node_t *to) {
-    cr_assert(cluster->n_ends + 2 <= MAX_ENDS);
-    uint64_t conn = cluster->n_ends + 1;
-    cluster->n_ends += 2;
-    cluster->ends[conn] = (end_t){.node = from, .open = true};
-    cluster->ends[conn + 1] = (end_t){.node = to, .open = to != NULL && !to->dead};
-    return conn;
-}
-
-static kvf_status_t do_dial(void *ctx, const char *address, uint64_t *conn_p,
-                            kvf_detail_t *detail) {
-    node_t *node = ctx;
-    (void)detail;
-    for (size_t i = 0; i < node->cluster->n_nodes; i++) {
-        if (strcmp(node->cluster->nodes[i].address, address) == 0) {
-            *conn_p = connect_to(node->cluster, node, &node->cluster->nodes[i]);
-            return KVF_OK;
-        }
-    }
-    return KVF_ERR_INVALID;
-}
-
-static void push(end_t *end, const uint8_t *data, size_t bytes) {
-    end->data = realloc(end->data, end->bytes + bytes);
-    memcpy(end->data + end->bytes, data, bytes);
-    end->bytes += bytes;
-}
-
-static void cut_all(cluster_t *cluster, cut_t how) {
-    for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
-        end_t *end = &cluster->ends[conn];
-        bool dialler = conn % 2 == 1;
-        if (end->cut || how == CUT_NOT) {
-            continue;
-        }
-        end->cut = true;
-        if ((dialler && how == CUT_UNSEEN_BY_DIALLER) || (!dialler && how == CUT_UNSEEN)) {
-            end->deaf_until_us = cluster->now_us + 60000;
-        } else {
-            end->closing = true;
-            end->bytes = how == CUT_READ ? end->bytes : 0;
-        }
-    }
-}
-
-/* A message is under way, which the test may change: one frame is written at a time. */
-static void push_message(const cluster_t *cluster, end_t *end, const uint8_t *data, size_t bytes) {
-    const kvf_alloc_t *alloc = kvf_alloc_default();
-    ProtobufCMessage *message;
-    uint8_t *frame;
-    size_t frame_bytes;
-    kvf_frame_type_t type = bytes > KVF_FRAME_HEADER_BYTES ? (kvf_frame_type_t)data[4] : 0;
-    if (cluster->on_message == NULL || type < KVF_FRAME_RECV_REQUEST ||
-        memcmp(data, "KVFR", 4) != 0) {
-        push(end, data, bytes);
-        return;
-    }
-    cr_assert_eq(kvf_message_unpack(alloc, type, data + KVF_FRAME_HEADER_BYTES,
-                                    bytes - KVF_FRAME_HEADER_BYTES, &message, NULL),
-                 KVF_OK);
-    cluster->on_message(type, message);
-    cr_assert_eq(kvf_message_pack(alloc, type, message, 1 << 20, &frame, &frame_bytes), KVF_OK);
-    kvf_message_free(alloc, message);
-    push(end, frame, frame_bytes);
-    kvf_free(alloc, frame);
-}
-
-static void do_write(void *ctx, uint64_t conn, uint8_t *data, size_t bytes) {
-    node_t *node = ctx;
-    cluster_t *cluster = node->cluster;
-    if (cluster->on_write != NULL) {
-        cluster->on_write(data, bytes);
-    }
-    if (cluster->ends[other(conn)].open && !cluster->ends[other(conn)].cut) {
-        push_message(cluster, &cluster->ends[other(conn)], data, bytes);
-    }
-    if (cluster->writes_to_cut > 0 && --cluster->writes_to_cut == 0) {
-        cut_all(cluster, cluster->cut_how);
-    }
-    kvf_free(&node->alloc.table, data);
-}
-
-static void do_close(void *ctx, uint64_t conn) {
-    cluster_t *cluster = ((node_t *)ctx)->cluster;
-    cluster->ends[conn].open = false;
-    cluster->ends[other(conn)].closing = true;
-}
 
 static kvf_status_t do_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
                                kvf_detail_t *detail) {
@@ -272,51 +140,6 @@ static void fill_random(void *ctx, void *buf, size_t bytes) {
     }
 }
 
-/* ---- running ---- */
-
-static bool alive(const node_t *node) {
-    return node != NULL && !node->dead && !node->stopped;
-}
-
-static bool step_end(cluster_t *cluster, uint64_t conn) {
-    end_t *end = &cluster->ends[conn];
-    if (end->node == NULL || !alive(end->node) || !end->open ||
-        cluster->now_us < end->deaf_until_us) {
-        return false;
-    }
-    bool refused = conn % 2 == 1 && !end->told && !cluster->ends[conn + 1].open &&
-                   !cluster->ends[conn + 1].told;
-    if (refused) {
-        end->open = false;
-        kvf_core_closed(end->node->core, conn, "connection refused");
-        return true;
-    }
-    if (!end->told) {
-        end->told = true;
-        kvf_core_opened(end->node->core, conn, conn % 2 == 0, end->node->address);
-        return true;
-    }
-    if (end->bytes > 0) {
-        /* In two reads, so that frames arrive in pieces. */
-        size_t first = end->bytes > 1 ? end->bytes / 2 : 1, bytes = end->bytes;
-        uint8_t *data = end->data;
-        end->data = NULL;
-        end->bytes = 0;
-        kvf_core_bytes(end->node->core, conn, data, first);
-        if (bytes > first && end->open) {
-            kvf_core_bytes(end->node->core, conn, data + first, bytes - first);
-        }
-        free(data);
-        return true;
-    }
-    if (end->closing) {
-        end->open = false;
-        kvf_core_closed(end->node->core, conn, "connection reset");
-        return true;
-    }
-    return false;
-}
-
 static bool run_digests(node_t *node) {
     bool any = node->digests != NULL;
     while (node->digests != NULL) {
@@ -382,7 +205,7 @@ void node_run_job(node_t *node, size_t idx) {
 
 static bool step_node(node_t *node) {
     bool any = false;
-    if (node->core == NULL || !alive(node)) {
+    if (node->core == NULL || !node_runs(node)) {
         return false;
     }
     kvf_core_set_time(node->core, node_now(node));
@@ -409,7 +232,7 @@ void cluster_run(cluster_t *cluster) {
                 kvf_core_set_time(cluster->ends[conn].node->core,
                                   node_now(cluster->ends[conn].node));
             }
-            any |= step_end(cluster, conn);
+            any |= wires_step(cluster, conn);
         }
         for (size_t i = 0; i < cluster->n_nodes && !stops(cluster); i++) {
             any |= step_node(&cluster->nodes[i]);
@@ -473,39 +296,6 @@ uint64_t cluster_now(const cluster_t *cluster) {
     return cluster->now_us;
 }
 
-void cluster_on_write(cluster_t *cluster, void (*fn)(uint8_t *data, size_t bytes)) {
-    cluster->on_write = fn;
-}
-
-void cluster_on_message(cluster_t *cluster,
-                        void (*fn)(kvf_frame_type_t type, ProtobufCMessage *message)) {
-    cluster->on_message = fn;
-}
-
-void cluster_cut(cluster_t *cluster) {
-    cut_all(cluster, CUT_LOST);
-    cluster_run(cluster);
-}
-
-void cluster_cut_at(cluster_t *cluster, uint64_t write, cut_t how) {
-    cluster->writes_to_cut = write;
-    cluster->cut_how = how;
-}
-
-bool cluster_was_cut(const cluster_t *cluster) {
-    return cluster->writes_to_cut == 0;
-}
-
-uint64_t cluster_stranger(node_t *node, const void *data, size_t bytes) {
-    uint64_t conn = connect_to(node->cluster, NULL, node);
-    push(&node->cluster->ends[conn + 1], data, bytes);
-    return conn;
-}
-
-bool cluster_stranger_closed(cluster_t *cluster, uint64_t conn) {
-    return cluster->ends[conn].closing;
-}
-
 /* ---- nodes ---- */
 
 kvf_layout_t cluster_layout(void) {
@@ -547,9 +337,9 @@ static void node_start(node_t *node) {
         .alloc = &node->alloc.table,
         .rand = {fill_random, cluster},
         .log = &node->log,
-        .out = {.dial = do_dial,
-                .write = do_write,
-                .close = do_close,
+        .out = {.dial = wires_dial,
+                .write = wires_write,
+                .close = wires_close,
                 .mover_connect = do_connect,
                 .mover_disconnect = do_disconnect,
                 .post = do_post,
@@ -634,7 +424,7 @@ void cluster_kill(node_t *node) {
     for (uint64_t conn = 1; conn <= cluster->n_ends; conn++) {
         if (cluster->ends[conn].node == node) {
             cluster->ends[conn].open = false;
-            cluster->ends[other(conn)].closing = true;
+            cluster->ends[wires_other(conn)].closing = true;
         }
     }
     node_stop(node);
