@@ -229,6 +229,11 @@ static kvf_status_t start(kvf_agent_t *agent, bool threaded, kvf_detail_t *detai
                         mover, agent->cuda == NULL ? "cuda" : "shm",
                         agent->pools[0].mem.kind->name);
     }
+    if (strcmp(mover, KVF_NCCL) == 0 && !agent->config.digests) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "mover nccl needs digests: NCCL may say that a message has come when its "
+                        "sender has aborted it");
+    }
     return kvf_loop_create(agent, threaded, &agent->loop, detail);
 }
 

@@ -17,7 +17,8 @@ typedef struct path {
     bool ready;
     bool left;           /* no job is begun any more */
     bool unmapped;       /* the core has given it up, if it is ours */
-    bool heard;          /* the other end has ended: it need not be told */
+    bool heard;          /* the other end knows of its end */
+    uint32_t n_busy;     /* jobs that have a stage */
     kvf_job_t *verifies; /* of ours, that wait */
     kvf_serve_t *serves; /* of others, likewise */
     struct path *next;
@@ -120,6 +121,7 @@ static bool fetch(path_t *path) {
             kvf_copier_page(paths->copier, item->group_idx, item->slot, item->offset), item->bytes,
             verify->digests ? &item->digest : NULL};
     }
+    path->n_busy++;
     kvf_nccl_post(path->nccl, job);
     return true;
 }
@@ -138,8 +140,19 @@ static bool serve(path_t *path) {
         job->ranges[i] = (kvf_nccl_range_t){(uint8_t *)(uintptr_t)serve->items[i].source,
                                             serve->items[i].bytes, NULL};
     }
+    path->n_busy++;
     kvf_nccl_post(path->nccl, job);
     return true;
+}
+
+/* Whether a peer has its share of the stages, over however many paths. */
+static bool has_its_share(const path_t *path) {
+    const path_t *other;
+    uint32_t n = 0;
+    LL_FOREACH(path->paths->first, other) {
+        n += other->peer == path->peer && other->own == path->own ? other->n_busy : 0;
+    }
+    return n >= KVF_NCCL_STAGES_OF_PATH;
 }
 
 /* What a path can do in its turn: one job. @return false: none. */
@@ -148,10 +161,13 @@ static bool take_turn(path_t *path) {
         flush(path);
         return false;
     }
+    if (has_its_share(path)) {
+        return false;
+    }
     if (path->ready && path->verifies != NULL) {
         return fetch(path);
     }
-    return path->serves != NULL && serve(path); /* the receiver knows that it is ready */
+    return path->ready && path->serves != NULL && serve(path);
 }
 
 /* Begin what may be begun. Who has had its turn is the last one of the next round. */
@@ -196,7 +212,8 @@ void kvf_copier_serve(kvf_copier_t *copier, kvf_serve_t *serve) {
 
 static void on_done(void *ctx, void *owner, kvf_nccl_job_t *job, kvf_status_t status) {
     kvf_paths_t *paths = ctx;
-    const path_t *path = owner;
+    path_t *path = owner;
+    path->n_busy--;
     paths->dirty = true; /* there is a stage */
     if (path->own) {
         verified(paths, job->owner, status);
@@ -218,9 +235,23 @@ static void on_invited(void *ctx, void *owner,
 
 static void on_ready(void *ctx, void *owner) {
     path_t *path = owner;
+    if (path->left) {
+        return; /* to the core it never was */
+    }
     path->ready = true;
-    if (path->own && !path->left) {
+    path->paths->dirty = true;
+    if (path->own) {
         kvf_core_mapped(core_of(ctx), path->peer, KVF_OK, "");
+    }
+}
+
+static void on_failing(void *ctx, void *owner, const char *why) {
+    path_t *path = owner;
+    path->left = true;
+    path->paths->dirty = true;
+    if (!path->heard) {
+        path->heard = true;
+        kvf_core_left(core_of(ctx), path->peer, path->number, path->own, why);
     }
 }
 
@@ -336,7 +367,7 @@ kvf_status_t kvf_paths_create(kvf_copier_t *copier, void (*wake)(void *ctx), voi
     if (paths == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
     }
-    const kvf_nccl_events_t events = {on_invited, on_ready, on_done, on_ended, paths};
+    const kvf_nccl_events_t events = {on_invited, on_ready, on_done, on_failing, on_ended, paths};
     paths->copier = copier;
     kvf_status_t status = kvf_nccl_create(agent->alloc, kvf_cuda_context(agent->cuda), &events,
                                           wake, ctx, &paths->nccl, detail);

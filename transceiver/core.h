@@ -72,7 +72,7 @@ typedef struct kvf_serve {
     uint64_t path;  /**< the peer's number for it */
     uint64_t owner; /**< the core's */
     uint32_t n_items;
-    kvf_serve_item_t items[KVF_VERIFY_ITEMS];
+    kvf_serve_item_t items[]; /**< at most KVF_VERIFY_ITEMS */
 } kvf_serve_t;
 
 /** Actions. None calls back into the core. */

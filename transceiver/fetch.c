@@ -116,9 +116,14 @@ kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
     kvf_transfer_id_t id = kvf_transfer_id_read(fetch->transfer);
     kvf_send_op_t *send = kvf_send_claimed(peer, &id);
     if (send == NULL || !send->offered) {
-        /* Its path has ended, or will: then its pages are given back without the receiver's word.
-         */
+        /* It crossed the end of what it was for. The receiver has a message come in that will not:
+         * what is sent next would be taken for it. */
         core->counters.unknown_transfers += send == NULL;
+        if (core->out.leave != NULL) {
+            core->out.leave(core->out.ctx, peer->number, fetch->path, false,
+                            "what was fetched is not there any more");
+        }
+        tell_leave(peer, fetch->path, false, "what was fetched is not there any more");
         return KVF_OK;
     }
     if ((fetch->first != send->n_fetched && !KVF_MUTANT(fetch_again)) ||
@@ -128,7 +133,8 @@ kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
                         "were committed and %zu fetched before",
                         fetch->first, fetch->first + fetch->n - 1, send->n_told, send->n_fetched);
     }
-    kvf_serve_t *serve = kvf_alloc(core->alloc, sizeof(*serve));
+    kvf_serve_t *serve =
+        kvf_alloc(core->alloc, sizeof(*serve) + (size_t)fetch->n * sizeof(serve->items[0]));
     if (serve == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory to send what is fetched");
     }

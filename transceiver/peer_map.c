@@ -11,7 +11,10 @@
  * copy has been made. */
 #define MAX_LENT 8
 
+/* After an attempt that failed; twice as long after each further one: what it was for may be lost
+ * to others, such as threads of NCCL. */
 #define MAP_AGAIN_US UINT64_C(5000000)
+#define MAX_DOUBLINGS 6
 
 kvf_peer_t *kvf_peer_numbered(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = core->peers;
@@ -38,7 +41,9 @@ static void fall_back(kvf_peer_t *peer, kvf_status_t status, const char *why) {
     kvf_core_t *core = peer->core;
     bool for_good = status == KVF_ERR_UNSUPPORTED || status == KVF_ERR_INVALID;
     peer->map = KVF_MAP_FAILED;
-    peer->map_again_us = for_good ? KVF_NEVER : kvf_time_after(core->now_us, MAP_AGAIN_US);
+    peer->map_again_us =
+        for_good ? KVF_NEVER : kvf_time_after(core->now_us, MAP_AGAIN_US << peer->map_failures);
+    peer->map_failures += peer->map_failures < MAX_DOUBLINGS;
     core->counters.mover_fallbacks++;
     bool none = strcmp(core->agent.mover, core->config.mapped_name) == 0; /* else may carry */
     kvf_log(core->log, KVF_LOG_WARN, "the pools of %s are not mapped, so %s carries: %s",
@@ -79,6 +84,7 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
     }
     if (status == KVF_OK) {
         peer->map = KVF_MAP_READY;
+        peer->map_failures = 0;
         kvf_log(core->log, KVF_LOG_INFO, "the pools of %s are mapped", peer->instance);
     } else {
         fall_back(peer, status, why);
@@ -93,8 +99,17 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
 
 void kvf_core_unmapped(kvf_core_t *core, uint64_t number, const char *why) {
     kvf_peer_t *peer = kvf_peer_numbered(core, number);
-    if (peer != NULL && peer->map == KVF_MAP_READY) {
-        fall_back(peer, KVF_ERR_PEER_LOST, why);
+    if (peer == NULL || peer->map != KVF_MAP_READY) {
+        return;
+    }
+    fall_back(peer, KVF_ERR_PEER_LOST, why);
+    /* Not one of them goes on by another: the sender holds pages no longer for those that it knows
+     * to have used this one. */
+    for (kvf_op_t *op = peer->ops, *next; op != NULL; op = next) {
+        next = op->peer_next;
+        if (op->kind == KVF_OP_RECV && op->mapped && !op->ended) {
+            kvf_recv_cancel_op(op, KVF_ERR_PEER_LOST, why);
+        }
     }
 }
 

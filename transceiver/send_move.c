@@ -276,7 +276,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     if (send->op.mapped && !wanted && window->n_pieces > 0) {
         kvf_send_on_moved(window, KVF_OK); /* the receiver can be told at once */
     }
-    if (part_idx == send->n_parts) {
+    if (part_idx == send->n_parts && !op->ended) {
         send_final_if_complete(send, NULL, 0);
     }
     return KVF_OK;

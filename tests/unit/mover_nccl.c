@@ -20,7 +20,7 @@
 typedef struct end {
     kvf_nccl_path_t *path;
     uint8_t invitation[KVF_NCCL_INVITATION_BYTES];
-    int invited, ready, ended;
+    int invited, ready, failing, ended;
     unsigned done, lost;
     char why[256];
 } end_t;
@@ -61,6 +61,13 @@ static void on_done(void *ctx, void *owner, kvf_nccl_job_t *job, kvf_status_t st
     *(status == KVF_OK ? &end->done : &end->lost) += 1;
 }
 
+static void on_failing(void *ctx, void *owner, const char *why) {
+    (void)ctx;
+    cr_assert_eq(((end_t *)owner)->ended, 0);
+    cr_assert_neq(why[0], 0);
+    ((end_t *)owner)->failing++;
+}
+
 static void on_ended(void *ctx, void *owner, const char *why) {
     (void)ctx;
     ((end_t *)owner)->ended++;
@@ -73,7 +80,7 @@ static void on_wake(void *ctx) {
 }
 
 static kvf_status_t make(side_t *side, size_t i, int device) {
-    const kvf_nccl_events_t events = {on_invited, on_ready, on_done, on_ended, side};
+    const kvf_nccl_events_t events = {on_invited, on_ready, on_done, on_failing, on_ended, side};
     kvf_alloc_fail_init(&memory[i], 0);
     cr_assert_eq(kvf_cuda_open(&memory[i].table, device, &side->cuda, &detail), KVF_OK);
     const kvf_mem_kind_t *kind = kvf_cuda_kind(side->cuda);
@@ -333,7 +340,42 @@ Test(mover_nccl, a_peer_that_is_gone) {
     from.nccl = NULL;
     UNTIL(to.ends[0].ended);
     cr_assert_eq(to.ends[0].lost, 1);
+    cr_assert_eq(to.ends[0].failing, 1, "the other end could have been told");
     check();
+    stop();
+}
+
+/* Two agents that fetch from each other, and one of them is gone: an abort waits for the whole
+ * device, on which there is a message of the other path. */
+Test(mover_nccl, aborts_that_wait_for_each_other) {
+    start_on(0, 1);
+    pair(0);
+    pair(1);
+    for (int i = 0; i < 2; i++) {
+        kvf_nccl_job_t *in = kvf_nccl_take(to.ends[i].path);
+        in->n_ranges = 1;
+        in->owner = in;
+        in->ranges[0] = (kvf_nccl_range_t){to.mem.base, 4096, NULL};
+        kvf_nccl_post(to.ends[i].path, in);
+    }
+    for (int i = 0; i < 50; i++) {
+        (void)kvf_nccl_progress(to.nccl);
+        (void)usleep(1000);
+    }
+    kvf_nccl_leave(to.ends[0].path, "the first");
+    for (int i = 0; i < 100; i++) {
+        (void)kvf_nccl_progress(to.nccl);
+        (void)usleep(1000);
+    }
+    cr_assert_eq(to.ends[0].lost, 1, "its message was stopped");
+    cr_assert_eq(to.ends[0].ended, 0, "its abort waits");
+    kvf_nccl_leave(to.ends[1].path, "the second");
+    UNTIL(to.ends[0].ended && to.ends[1].ended);
+    cr_assert_eq(to.ends[1].lost, 1);
+    check();
+    kvf_nccl_leave(from.ends[0].path, "over");
+    kvf_nccl_leave(from.ends[1].path, "over");
+    UNTIL(from.ends[0].ended && from.ends[1].ended);
     stop();
 }
 
@@ -360,8 +402,8 @@ Test(mover_nccl, posted_behind_the_end) {
 /* Whatever call fails, at whatever time: both ends end, with a text, and nothing is left. */
 Test(mover_nccl, failures) {
     static const char *const calls[] = {
-        "ncclGetUniqueId", "ncclCommInitRankConfig", "ncclSend",        "ncclRecv", "nccl",
-        "cudaMalloc",      "kvf_moves_launch",       "cudaEventRecord", "execute"};
+        "ncclGetUniqueId",  "ncclCommInitRankConfig", "ncclSend", "ncclRecv", "nccl",
+        "kvf_moves_launch", "cudaEventRecord",        "execute"};
     const uint64_t lengths[] = {100000, 4096, 9 << 20};
     unsigned hit = 0;
     for (size_t c = 0; c < sizeof(calls) / sizeof(calls[0]); c++) {
@@ -434,6 +476,17 @@ Test(mover_nccl, an_invitation_that_is_none) {
     join(0);
     UNTIL(from.ends[0].ended);
     cr_assert_eq(from.ends[0].ready, 0);
+    stop();
+}
+
+Test(mover_nccl, no_room_on_the_device) {
+    (void)setenv("KVF_STANDIN_CUDA_DEVICES", "1", 1);
+    for (uint64_t nth = 2; nth <= 9; nth++) { /* the first is the pool's */
+        standin_cuda_fail("cudaMalloc", nth);
+        cr_assert_eq(make(&from, 0, 0), KVF_ERR_NO_MEMORY, "%d", (int)nth);
+        unmake(&from);
+        memset(&from, 0, sizeof(from));
+    }
     stop();
 }
 

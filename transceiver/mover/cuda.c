@@ -209,7 +209,9 @@ static kvf_status_t report(kvf_lane_t *lane, kvf_detail_t *detail) {
 }
 
 bool kvf_lane_reserve(kvf_lane_t *lane, uint32_t n, uint64_t n_leaves) {
-    return n <= KVF_MOVES && make_room(lane, n_leaves);
+    bool there = n <= KVF_MOVES && make_room(lane, n_leaves);
+    lane->error = there ? lane->error : lane->entry; /* who asked knows */
+    return there;
 }
 
 bool kvf_lane_launch(kvf_lane_t *lane) {

@@ -70,7 +70,7 @@ void kvf_lane_part(kvf_lane_t *lane, void *dst, const void *src, uint64_t bytes,
 
 /**
  * Nothing is queued: see to it that kvf_lane_begin() does not have to wait for the device, for up
- * to n ranges of n_leaves leaves in all. @return false: no memory.
+ * to n ranges of n_leaves leaves in all. @return false: no memory; the lane is as before.
  */
 bool kvf_lane_reserve(kvf_lane_t *lane, uint32_t n, uint64_t n_leaves);
 /** Hand what was queued to the device. @return false: told by kvf_lane_finish(). */

@@ -5,6 +5,7 @@
 #include "transceiver/mem/cuda_scope.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <utlist.h>
@@ -18,6 +19,7 @@ typedef struct nccl_address {
 } nccl_address_t;
 
 #define NCCL_MAGIC "kvfncc1"
+#define N_STAGES (2 * (size_t)KVF_NCCL_STAGES)
 
 /* ---- the thread ---- */
 
@@ -77,7 +79,7 @@ static void wait_for_news(kvf_nccl_t *nccl, uint64_t due_us) {
 static void *thread_main(void *arg) {
     kvf_nccl_t *nccl = arg;
     uint64_t due_us = KVF_NEVER;
-    for (size_t i = 0; i < sizeof(nccl->stages) / sizeof(nccl->stages[0]); i++) {
+    for (size_t i = 0; i < N_STAGES; i++) {
         nccl->stages[i].lane = kvf_lanes_take(nccl->lanes); /* also enters the device's context */
     }
     for (;;) {
@@ -93,8 +95,7 @@ static void *thread_main(void *arg) {
         }
         due_us = step_all(nccl);
     }
-    for (size_t i = 0; i < sizeof(nccl->stages) / sizeof(nccl->stages[0]); i++) {
-        (void)cudaFree(nccl->stages[i].part);
+    for (size_t i = 0; i < N_STAGES; i++) {
         kvf_lanes_give(nccl->stages[i].lane);
     }
     return NULL;
@@ -189,8 +190,9 @@ void kvf_nccl_post(kvf_nccl_path_t *path, kvf_nccl_job_t *job) {
 /* ---- what has happened ---- */
 
 typedef struct news {
-    kvf_nccl_path_t *invited, *ready, *ended;
+    kvf_nccl_path_t *invited, *ready, *failing, *ended;
     stage_t *done;
+    char why[256];
 } news_t;
 
 /* The next thing: jobs before the ends of their paths. @return false: none. */
@@ -198,9 +200,16 @@ static bool next_news(kvf_nccl_t *nccl, news_t *news) {
     kvf_nccl_path_t *path;
     *news = (news_t){0};
     LL_FOREACH(nccl->paths, path) {
-        if (path->invited_due || path->ready_due) {
-            *(path->invited_due ? &news->invited : &news->ready) = path;
-            *(path->invited_due ? &path->invited_due : &path->ready_due) = false;
+        kvf_nccl_path_t **which = path->invited_due   ? &news->invited
+                                  : path->ready_due   ? &news->ready
+                                  : path->failing_due ? &news->failing
+                                                      : NULL;
+        if (which != NULL) {
+            *which = path;
+            *(path->invited_due ? &path->invited_due
+              : path->ready_due ? &path->ready_due
+                                : &path->failing_due) = false;
+            (void)snprintf(news->why, sizeof(news->why), "%s", path->why);
             return true;
         }
     }
@@ -223,6 +232,8 @@ static void tell(const kvf_nccl_t *nccl, const news_t *news) {
                         (const uint8_t *)news->invited->id.internal);
     } else if (news->ready != NULL) {
         events->ready(events->ctx, news->ready->owner);
+    } else if (news->failing != NULL) {
+        events->failing(events->ctx, news->failing->owner, news->why);
     } else if (news->done != NULL) {
         news->done->taken = false;
         news->done->path->n_taken--;
@@ -284,6 +295,10 @@ kvf_status_t kvf_nccl_check_address(const kvf_nccl_t *nccl, const void *address,
 /* ---- life ---- */
 
 static kvf_status_t open_library(kvf_nccl_t *nccl, kvf_detail_t *detail) {
+    if (getenv("NCCL_COMM_ID") != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "NCCL_COMM_ID is set, which makes all communicators one; unset it");
+    }
     kvf_status_t status = kvf_nccl_load(&nccl->library, detail);
     if (status == KVF_OK && (nccl->library->GetVersion(&nccl->version) != ncclSuccess ||
                              nccl->version < NCCL_VERSION_CODE)) {
@@ -292,6 +307,31 @@ static kvf_status_t open_library(kvf_nccl_t *nccl, kvf_detail_t *detail) {
                           nccl->version, NCCL_VERSION_CODE);
     }
     return status;
+}
+
+/* Now, and not when a message is to leave: it may wait for the device. */
+static kvf_status_t make_parts(kvf_nccl_t *nccl, kvf_detail_t *detail) {
+    kvf_cuda_scope_t scope;
+    cudaError_t error = kvf_cuda_enter(nccl->context, &scope);
+    if (error == cudaSuccess) {
+        for (size_t i = 0; i < N_STAGES && error == cudaSuccess; i++) {
+            error = cudaMalloc((void **)&nccl->stages[i].part, KVF_NCCL_PART_BYTES);
+        }
+        kvf_cuda_leave(&scope);
+    }
+    return error == cudaSuccess
+               ? KVF_OK
+               : kvf_cuda_fail(detail, error, "memory to gather messages of NCCL in");
+}
+
+static void free_parts(kvf_nccl_t *nccl) {
+    kvf_cuda_scope_t scope;
+    if (kvf_cuda_enter(nccl->context, &scope) == cudaSuccess) {
+        for (size_t i = 0; i < N_STAGES; i++) {
+            (void)cudaFree(nccl->stages[i].part);
+        }
+        kvf_cuda_leave(&scope);
+    }
 }
 
 static kvf_status_t read_uuid(kvf_nccl_t *nccl, kvf_detail_t *detail) {
@@ -322,7 +362,10 @@ kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc, const struct kvf_cuda_con
     if (status == KVF_OK) {
         status = kvf_lanes_create(alloc, context, 2 * KVF_NCCL_STAGES, &nccl->lanes, detail);
     }
+    status = status == KVF_OK ? make_parts(nccl, detail) : status;
     if (status != KVF_OK) {
+        free_parts(nccl);
+        kvf_lanes_destroy(nccl->lanes);
         kvf_free(alloc, nccl);
         return status;
     }
@@ -360,6 +403,7 @@ void kvf_nccl_destroy(kvf_nccl_t *nccl) {
         LL_DELETE(nccl->ended, path);
         kvf_free(nccl->alloc, path);
     }
+    free_parts(nccl);
     kvf_lanes_destroy(nccl->lanes);
     (void)pthread_cond_destroy(&nccl->cond);
     (void)pthread_mutex_destroy(&nccl->lock);

@@ -11,8 +11,9 @@
  * short its pieces.
  *
  * Both ends must post the same jobs in the same order; that they do is for the caller to see to,
- * over another channel. All calls of CUDA and NCCL are made by one thread here, which never waits
- * for a peer: NCCL is asked whether it is done. A path that failed, or is given up, is aborted, and
+ * over another channel. Calls of CUDA and NCCL are made by one thread here, which never waits for a
+ * peer: NCCL is asked whether it is done. But for aborts: each is made by a thread of its own, as
+ * it waits for the whole device. A path that failed, or is given up, is aborted, and
  * only when the device has done with what was queued do its jobs end: that is the proof that no
  * memory of theirs is touched any more.
  *
@@ -72,6 +73,9 @@ typedef struct kvf_nccl_events {
     /** A job is done. @param status  KVF_OK: bytes are where they belong, and digests written;
      * KVF_ERR_PEER_LOST: the path failed. Nothing touches its memory any more. */
     void (*done)(void *ctx, void *owner, kvf_nccl_job_t *job, kvf_status_t status);
+    /** A path has failed, and is about to end: no job is to be taken for it any more. The other end
+     * should hear of it now: the abort may wait for that. */
+    void (*failing)(void *ctx, void *owner, const char *why);
     /** A path has ended, after the last of its jobs: it failed, or was left. It is freed. */
     void (*ended)(void *ctx, void *owner, const char *why);
     void *ctx;

@@ -58,13 +58,16 @@ struct kvf_nccl_path {
     bool leave;
     bool gone;     /* the thread knows it no more */
     char why[256]; /* of its end */
-    bool invited_due, ready_due, ended_due;
+    bool invited_due, ready_due, failing_due;
+    bool aborted;   /* or there is nothing to abort */
     stage_t *first; /* posted, in this order */
     struct kvf_nccl_path *next;
     /* the thread's; the invitation is written before invited_due */
     path_state_t state;
     ncclUniqueId id;
     ncclComm_t comm;
+    pthread_t aborter; /* while has_aborter */
+    bool has_aborter;
     uint64_t since_us; /* of its state */
 };
 
@@ -91,6 +94,10 @@ struct kvf_nccl {
     stage_t *done;
     stage_t stages[2 * KVF_NCCL_STAGES]; /* those that send, then those that receive */
 };
+
+/* Abort the communicator of a path that has begun to end. @thread one of its own: NCCL waits there
+ * for the whole device, also for kernels of other paths, which may have to be aborted, too. */
+void *nccl_abort_main(void *path);
 
 /* Hand something to the agent: it is to look. With the lock held. */
 void nccl_tell(kvf_nccl_t *nccl);

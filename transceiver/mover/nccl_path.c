@@ -6,6 +6,7 @@
 
 #include "kernels/digest.h"
 #include "kvmgr/base/clock.h"
+#include "transceiver/mem/cuda_scope.h"
 
 #include <stdio.h>
 
@@ -60,34 +61,68 @@ static stage_t *next_stage(stage_t *stage) {
 
 /* ---- the end ---- */
 
+void *nccl_abort_main(void *arg) {
+    kvf_nccl_path_t *path = arg;
+    kvf_nccl_t *nccl = path->nccl;
+    kvf_cuda_scope_t scope;
+    bool entered = kvf_cuda_enter(nccl->context, &scope) == cudaSuccess;
+    (void)nccl->library->CommAbort(path->comm);
+    if (entered) {
+        kvf_cuda_leave(&scope);
+    }
+    (void)pthread_mutex_lock(&nccl->lock);
+    path->aborted = true;
+    nccl->news = true;
+    (void)pthread_cond_signal(&nccl->cond);
+    (void)pthread_mutex_unlock(&nccl->lock);
+    return NULL;
+}
+
 /* No message of it begins any more, and those that wait for the peer are stopped. */
 static void begin_end(kvf_nccl_path_t *path) {
-    if (path->comm != NULL) {
-        (void)path->nccl->library->CommAbort(path->comm);
-        path->comm = NULL;
-    }
+    kvf_nccl_t *nccl = path->nccl;
     path->state = PATH_ENDING;
+    (void)pthread_mutex_lock(&nccl->lock);
+    path->aborted = path->comm == NULL;
+    path->failing_due = !path->leave; /* else the agent knows */
+    nccl_tell(nccl);
+    (void)pthread_mutex_unlock(&nccl->lock);
+    if (path->comm != NULL) {
+        path->has_aborter = pthread_create(&path->aborter, NULL, nccl_abort_main, path) == 0;
+        if (!path->has_aborter) {
+            (void)nccl_abort_main(path);
+        }
+    }
     for (stage_t *stage = first_stage(path); stage != NULL; stage = next_stage(stage)) {
-        if (stage->state == STAGE_ISSUING) {
-            kvf_lane_end(stage->lane);
-        }
-        if (stage->state == STAGE_ISSUING || stage->state == STAGE_RUNNING) {
-            stage->state = STAGE_RUNNING;
-        } else {
-            stage->state = STAGE_DONE;
-        }
         stage->status = KVF_ERR_PEER_LOST;
+        stage->state = stage->state == STAGE_QUEUED ? STAGE_DONE : stage->state;
     }
 }
 
-/* Wait for the device. A job that came after the end is told like the others. */
+/* Wait for the device. What NCCL may still be about to queue is waited for by waiting for the
+ * abort. A job that came after the end is told like the others. */
 static uint64_t step_end(kvf_nccl_path_t *path) {
+    (void)pthread_mutex_lock(&path->nccl->lock);
+    bool aborted = path->aborted;
+    (void)pthread_mutex_unlock(&path->nccl->lock);
     for (stage_t *stage; (stage = first_stage(path)) != NULL;) {
-        if (stage->state == STAGE_RUNNING && kvf_lane_poll(stage->lane, NULL) == KVF_ERR_AGAIN) {
-            return SOON_US;
+        if (stage->state == STAGE_ISSUING && aborted) {
+            kvf_lane_end(stage->lane);
+            stage->state = STAGE_RUNNING;
+        }
+        if (stage->state == STAGE_ISSUING ||
+            (stage->state == STAGE_RUNNING && kvf_lane_poll(stage->lane, NULL) == KVF_ERR_AGAIN)) {
+            return SOON_US * 10;
         }
         stage->status = KVF_ERR_PEER_LOST;
         nccl_stage_done(path);
+    }
+    if (!aborted) {
+        return KVF_NEVER; /* its thread says so */
+    }
+    if (path->has_aborter) {
+        (void)pthread_join(path->aborter, NULL);
+        path->has_aborter = false;
     }
     path->state = PATH_ENDED;
     return KVF_NEVER;
@@ -103,6 +138,9 @@ static uint64_t fail(kvf_nccl_path_t *path, const char *what) {
 
 static uint64_t start(kvf_nccl_path_t *path) {
     const kvf_nccl_library_t *library = path->nccl->library;
+    if (!kvf_lane_launch(path->nccl->stages[0].lane)) { /* NCCL would take another device */
+        return fail(path, "the context of the device cannot be entered");
+    }
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclResult_t result = path->receives ? library->GetUniqueId(&path->id) : ncclSuccess;
     config.blocking = 0;
@@ -199,12 +237,9 @@ static bool begin(kvf_nccl_path_t *path, stage_t *stage) {
                         ? 0
                         : (range->bytes + KVF_DIGEST_LEAF_BYTES - 1) / KVF_DIGEST_LEAF_BYTES;
     }
-    if (!kvf_lane_reserve(stage->lane, stage->job.n_ranges, n_leaves) ||
-        (stage->part == NULL &&
-         cudaMalloc((void **)&stage->part, KVF_NCCL_PART_BYTES) != cudaSuccess)) {
-        (void)cudaGetLastError();
-        stage->part = NULL;
-        explain(path, "no memory of the device's to gather messages in", "");
+    if (!kvf_lane_reserve(stage->lane, stage->job.n_ranges, n_leaves)) {
+        explain(path, "no memory for the digests of a message", "");
+        stage->state = STAGE_DONE; /* nothing of it was begun */
         return false;
     }
     stage->range_idx = 0;
@@ -245,6 +280,10 @@ static bool take_done(kvf_nccl_path_t *path) {
             return false;
         }
         nccl_stage_done(path);
+        stage = first_stage(path);
+        if (stage != NULL) {
+            stage->since_us = now_us(); /* it was behind the other one until now */
+        }
     }
     return true;
 }

@@ -5,7 +5,8 @@
  *
  * Strict, because the real one is, or hangs: communicators work in the background (blocking = 0),
  * and whoever calls one that is at something is ended; both ends must name the same length; a
- * message whose peer has gone waits until the communicator is aborted. */
+ * message whose peer has gone waits until the communicator is aborted; an abort waits for messages
+ * of all communicators of its device that are not aborted themselves. */
 #define _GNU_SOURCE /* accept4 with strict C */
 #include "tests/support/cuda/standin_impl.h"
 #include "transceiver/mover/nccl_library.h"
@@ -46,7 +47,11 @@ struct ncclComm {
     message_t *pending; /* given to us, and not queued yet */
     uint64_t polls;     /* until then */
     uint64_t n_issued, n_moved;
+    int device;
 };
+
+#define MAX_DEVICES 8
+static uint64_t under_way[MAX_DEVICES]; /* messages, of communicators that are not aborted */
 
 static struct {
     uint64_t token;
@@ -131,6 +136,7 @@ static ncclResult_t comm_init(ncclComm_t *comm_p, int n, ncclUniqueId id, int ra
         abort();
     }
     comm->n_refs = 1;
+    comm->device = device;
     comm->fd = comm->listen_fd = -1;
     memcpy(&comm->ours.token, id.internal, sizeof(comm->ours.token));
     memcpy(comm->ours.device, prop.uuid.bytes, sizeof(comm->ours.device));
@@ -219,6 +225,7 @@ static bool step(void *args) {
         return false;
     }
     comm->n_moved++;
+    under_way[comm->device]--;
     unref(comm);
     return true;
 }
@@ -247,6 +254,7 @@ static ncclResult_t give(bool sends, void *buf, size_t n, ncclDataType_t type, n
                            .bytes = n,
                            .length = n};
     comm->n_refs++;
+    under_way[comm->device]++;
     comm->pending = message;
     comm->polls = standin_roll() % 4;
     (void)pthread_mutex_unlock(&standin.lock);
@@ -291,8 +299,11 @@ static ncclResult_t get_async_error(ncclComm_t comm, ncclResult_t *error) {
 }
 
 static ncclResult_t comm_abort(ncclComm_t comm) {
+    const int device = comm->device;
     (void)pthread_mutex_lock(&standin.lock);
     comm->aborted = true;
+    under_way[device] -= comm->n_issued - comm->n_moved;
+    (void)pthread_cond_broadcast(&standin.cond);
     if (comm->fd >= 0) {
         (void)close(comm->fd);
     }
@@ -303,6 +314,9 @@ static ncclResult_t comm_abort(ncclComm_t comm) {
         free(comm->pending);
         comm->pending = NULL;
         comm->n_refs--;
+    }
+    while (under_way[device] > 0 && standin.dead == cudaSuccess) {
+        (void)pthread_cond_wait(&standin.cond, &standin.lock);
     }
     unref(comm);
     (void)pthread_mutex_unlock(&standin.lock);
