@@ -218,11 +218,16 @@ static bool next_news(kvf_nccl_t *nccl, news_t *news) {
         LL_DELETE(nccl->done, news->done);
         return true;
     }
-    news->ended = nccl->ended;
-    if (news->ended != NULL) {
-        LL_DELETE(nccl->ended, news->ended);
+    path = nccl->ended;
+    if (path != NULL && path->failing_due) { /* its end was faster than this thread */
+        path->failing_due = false;
+        news->failing = path;
+        (void)snprintf(news->why, sizeof(news->why), "%s", path->why);
+    } else if (path != NULL) {
+        news->ended = path;
+        LL_DELETE(nccl->ended, path);
     }
-    return news->ended != NULL;
+    return path != NULL;
 }
 
 static void tell(const kvf_nccl_t *nccl, const news_t *news) {
