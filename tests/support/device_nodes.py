@@ -2,8 +2,10 @@
 """What tests of nodes with pages on a device share (nodes_cuda.py, nodes_nccl.py). The device is the stand-in
 (tests/support/cuda/standin.h); everything else is real."""
 
+import time
+
 import metrics
-from nodes import ClusterTest, Node, wait_for
+from nodes import SLOWNESS, ClusterTest, Node, wait_for
 
 CUDA = {"pool__memory": "cuda", "verify": "attention"}
 BIG = {"model__preset": "llama-3.1-8b", "pool__bytes": "1GiB", "pool__memory": "cuda"}
@@ -69,3 +71,39 @@ class DeviceTest(ClusterTest):
         for node in (prefill, decode):
             self.assert_quiet(node)
             self.assertTrue(node.alive())
+
+    def decode_node_dies(self):
+        """While bytes come to it, several times: the prefill node has its pages back at once, and serves the next one."""
+        prefill = self.node("prefill", **BIG)
+        caught = 0
+        for k in range(TRIES):
+            decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "decode", **BIG)
+            asking = self.start_moving(prefill, decode, "kill-%d" % k, 3000)
+            caught += not asking.ended
+            decode.kill()
+            killed = time.monotonic()
+            self.assert_quiet(prefill, 1.0 * SLOWNESS)
+            self.assertLess(time.monotonic() - killed, 1.0 * SLOWNESS)
+            if caught == 2:
+                break
+        self.assertGreater(caught, 0, "no kill met a transfer in the middle")
+        self.run_one(prefill, self.node("decode", **BIG), "after", 100)
+        self.finish()
+
+    def prefill_node_dies(self):
+        """The same the other way round."""
+        decode = self.node_with({"KVF_STANDIN_CUDA_DELAY_US": "20000"}, "decode", **BIG)
+        caught = 0
+        for k in range(TRIES):
+            prefill = self.node("prefill", **BIG)
+            asking = self.start_moving(prefill, decode, "kill-%d" % k, 3000)
+            prefill.kill()
+            reply = asking.wait()
+            caught += reply.status != 200
+            self.assertIn(reply.error[1], (None, "peer_lost"), reply)
+            self.assert_quiet(decode)
+            if caught == 2:
+                break
+        self.assertGreater(caught, 0, "no kill met a transfer in the middle")
+        self.run_one(self.node("prefill", **BIG), decode, "after", 100)
+        self.finish()
