@@ -159,8 +159,8 @@ struct kvf_peer {
     uint8_t *mapped_address; /**< NULL: its pools cannot be mapped */
     size_t mapped_address_bytes;
     kvf_map_state_t map;   /**< its pools, here */
-    uint64_t map_again_us; /**< if that has failed: from when on it may be tried again */
     uint32_t map_failures; /**< in a row */
+    uint64_t map_again_us; /**< if that has failed: from when on it may be tried again */
     uint32_t n_lent;       /**< mappings of our pools that it has */
     bool forgotten;
     kvf_turns_t moving; /**< sends that have something to post to it */
