@@ -111,7 +111,8 @@ typedef struct kvf_core_out {
      * not. */
     kvf_status_t (*join)(void *ctx, uint64_t peer, uint64_t path, const void *invitation,
                          size_t bytes, kvf_detail_t *detail);
-    /** A path has ended at its other end. @param own  It is one that we fetch by. */
+    /** A path has ended at its other end, or is to end: end ours. @param own  It is one that we
+     * fetch by. */
     void (*leave)(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why);
     /** Send; kvf_core_served() follows. */
     void (*serve)(void *ctx, kvf_serve_t *serve);
@@ -234,7 +235,8 @@ uint64_t kvf_core_lend(kvf_core_t *core, const kvf_incarnation_t *incarnation);
  */
 void kvf_core_returned(kvf_core_t *core, uint64_t peer);
 
-/** Pools of a peer that were mapped here are so no more: `why` says it. */
+/** Pools of a peer that were mapped here are so no more: `why` says it. Receives that used them
+ * end. */
 void kvf_core_unmapped(kvf_core_t *core, uint64_t peer, const char *why);
 
 /* ---- events: paths by which one agent fetches from another ---- */

@@ -281,7 +281,8 @@ bool kvf_peer_lend(kvf_peer_t *peer);
 /* fetch.c */
 void kvf_peer_on_join(kvf_peer_t *peer, const Kvf__Wire__Join *join);
 void kvf_peer_on_leave(kvf_peer_t *peer, const Kvf__Wire__Leave *leave);
-/** @return KVF_OK, also when there is nothing to be sent any more; KVF_ERR_PROTOCOL (what was not
+/** @return KVF_OK, also when there is nothing to be sent any more, which ends the path;
+ * KVF_ERR_PROTOCOL (what was not
  * committed, or not in order); KVF_ERR_NO_MEMORY. */
 KVF_CHECK kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
                                          kvf_detail_t *detail);

@@ -93,7 +93,8 @@ typedef struct kvf_agent_config {
     const char *mover; /**< mapped (peers on this machine alone, and pools of shm) | cuda (the same,
                           and pools of cuda) | ucx | auto: what of these is possible, ucx last;
                           the receiver's counts, but a sender whose mover is ucx lends nothing.
-                          nccl (both of them, with pools of cuda, on a device each): through NCCL */
+                          nccl (both of them, with pools of cuda on a device each, and digests):
+                          through NCCL */
     uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
                                at most 4. What comes through UCX is copied by who drives the agent
                              */

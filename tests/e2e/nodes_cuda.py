@@ -82,21 +82,11 @@ class CudaTest(DeviceTest):
 
     def test_decode_device_fails(self):
         for kind in ("auto", "ucx"):
-            prefill = self.node("prefill", mover__kind=kind, **CUDA)
-            decode = self.failing("decode", "execute", 40, mover__kind=kind, pool__memory="cuda", verify="off")
-            self.check_dead(prefill, decode, decode, ("internal", "io"))
-            self.assertEqual(self.run_one(prefill, self.node("decode", **CUDA), "other")["bytes"] > 0, True)
-            decode.kill()
-            self.end()
+            self.decode_device_fails(kind, ("internal", "io"))
 
     def test_prefill_device_fails(self):
         for kind in ("auto", "ucx"):
-            prefill = self.failing("prefill", "execute", 40, mover__kind=kind, **CUDA)
-            decode = self.node("decode", mover__kind=kind, **CUDA)
-            self.check_dead(prefill, decode, prefill, ("peer_lost", "prefill_failed", "internal", "io"))
-            self.run_one(self.node("prefill", **CUDA), decode, "other")
-            prefill.kill()
-            self.end()
+            self.prefill_device_fails(kind, ("peer_lost", "prefill_failed", "internal", "io"))
 
     # Processes that end with mappings open.
 

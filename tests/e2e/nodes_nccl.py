@@ -113,20 +113,10 @@ class NcclTest(DeviceTest):
             self.check_recovers(nodes["prefill"], nodes["decode"], 50)
 
     def test_decode_device_fails(self):
-        prefill = self.node("prefill", **CUDA)
-        decode = self.failing("decode", "execute", 40, pool__memory="cuda", verify="off")
-        self.check_dead(prefill, decode, decode, ("internal", "io", "peer_lost", "incompatible"))
-        self.assertEqual(self.run_one(prefill, self.node("decode", **CUDA), "other")["bytes"] > 0, True)
-        decode.kill()
-        self.end()
+        self.decode_device_fails("nccl", ("internal", "io", "peer_lost", "incompatible"))
 
     def test_prefill_device_fails(self):
-        prefill = self.failing("prefill", "execute", 40, **CUDA)
-        decode = self.node("decode", **CUDA)
-        self.check_dead(prefill, decode, prefill, ("peer_lost", "prefill_failed", "internal", "io", "incompatible"))
-        self.run_one(self.node("prefill", **CUDA), decode, "other")
-        prefill.kill()
-        self.end()
+        self.prefill_device_fails("nccl", ("peer_lost", "prefill_failed", "internal", "io", "incompatible"))
 
     # Processes that end, or stand still, with a message under way: the communicator is aborted, and then the pages are
     # free.

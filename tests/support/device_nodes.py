@@ -72,6 +72,23 @@ class DeviceTest(ClusterTest):
             self.assert_quiet(node)
             self.assertTrue(node.alive())
 
+    def decode_device_fails(self, kind, states):
+        """Another decode node, whose device is well, gets its requests from the same prefill node."""
+        prefill = self.node("prefill", mover__kind=kind, **CUDA)
+        decode = self.failing("decode", "execute", 40, mover__kind=kind, pool__memory="cuda", verify="off")
+        self.check_dead(prefill, decode, decode, states)
+        self.assertEqual(self.run_one(prefill, self.node("decode", **CUDA), "other")["bytes"] > 0, True)
+        decode.kill()
+        self.end()
+
+    def prefill_device_fails(self, kind, states):
+        prefill = self.failing("prefill", "execute", 40, mover__kind=kind, **CUDA)
+        decode = self.node("decode", mover__kind=kind, **CUDA)
+        self.check_dead(prefill, decode, prefill, states)
+        self.run_one(self.node("prefill", **CUDA), decode, "other")
+        prefill.kill()
+        self.end()
+
     def decode_node_dies(self):
         """While bytes come to it, several times: the prefill node has its pages back at once, and serves the next one."""
         prefill = self.node("prefill", **BIG)

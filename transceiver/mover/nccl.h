@@ -24,7 +24,6 @@
  */
 
 #include "kvmgr/base/alloc.h"
-#include "kvmgr/base/log.h"
 #include "kvmgr/base/status.h"
 
 #include <stdbool.h>
@@ -86,8 +85,9 @@ typedef struct kvf_nccl_events {
  *
  * @param context  The device's; outlives it.
  * @param wake  Called on any thread when kvf_nccl_progress() has work.
- * @return KVF_OK; KVF_ERR_UNSUPPORTED (not in the build, no library, another version);
- * KVF_ERR_NO_MEMORY; KVF_ERR_IO.
+ * @return KVF_OK; KVF_ERR_UNSUPPORTED (not in the build, no library, an older one);
+ * KVF_ERR_INVALID (NCCL_COMM_ID is set); KVF_ERR_NO_MEMORY (the device's, too); KVF_ERR_IO.
+ * @cost KVF_NCCL_PART_BYTES of the device for each of twice KVF_NCCL_STAGES jobs
  */
 KVF_CHECK kvf_status_t kvf_nccl_create(const kvf_alloc_t *alloc,
                                        const struct kvf_cuda_context *context,

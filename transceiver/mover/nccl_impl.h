@@ -32,7 +32,7 @@ typedef struct stage {
     /* the thread's */
     stage_state_t state;
     kvf_lane_t *lane;
-    uint8_t *part;      /* memory of the device; NULL until it is needed */
+    uint8_t *part;      /* memory of the device: KVF_NCCL_PART_BYTES */
     uint32_t range_idx; /* the next part begins here */
     uint64_t range_off;
     uint64_t since_us; /* of its last step */

@@ -17,7 +17,10 @@
  *
  * The environment configures it: KVF_STANDIN_CUDA_DEVICES (1; 0: no driver),
  * KVF_STANDIN_CUDA_DELAY_US (20: the longest delay of an operation), KVF_STANDIN_CUDA_FAIL
- * ("cudaMalloc:3": the third call fails; "execute:5": the fifth operation does, for good).
+ * ("cudaMalloc:3": the third call fails; "execute:5": the fifth operation does, for good; "nccl:7":
+ * a communicator, when NCCL is asked for the seventh time), CUDA_VISIBLE_DEVICES (which one the
+ * process sees as its first, so that two processes have different ones), KVF_STANDIN_NCCL_NONE
+ * (there is no NCCL).
  */
 
 #include <stdbool.h>
