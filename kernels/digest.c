@@ -57,6 +57,15 @@ uint64_t kvf_digest(const void *data, uint64_t bytes) {
     return kvf_digest_by(kvf_wide_at(0), data, bytes);
 }
 
+void kvf_digest_hashes(const void *data, uint64_t bytes, uint64_t *hashes) {
+    range_t range = {kvf_wide_at(0), data};
+    for (uint64_t from = 0; from < bytes; from += KVF_DIGEST_LEAF_BYTES) {
+        uint64_t left = bytes - from;
+        *hashes++ = hash_leaf(&range, from,
+                              left < KVF_DIGEST_LEAF_BYTES ? (size_t)left : KVF_DIGEST_LEAF_BYTES);
+    }
+}
+
 static uint64_t hash_at(void *ctx, uint64_t from, size_t leaf_bytes) {
     const uint64_t *hashes = ctx;
     (void)leaf_bytes;

@@ -37,6 +37,10 @@ typedef uint64_t kvf_digest_leaf_fn(void *ctx, uint64_t from, size_t leaf_bytes)
  */
 uint64_t kvf_digest_of_leaves(uint64_t bytes, kvf_digest_leaf_fn *leaf, void *ctx);
 
+/** Hash the leaves of a range. @param[out] hashes  One of each, in order. @thread any  @cost one
+ * pass, no allocation */
+void kvf_digest_hashes(const void *data, uint64_t bytes, uint64_t *hashes);
+
 /** @param hashes  Of the leaves of a range of bytes bytes, in order. @return The range's digest.
  * @thread any  @cost no allocation */
 uint64_t kvf_digest_of_hashes(const uint64_t *hashes, uint64_t bytes);

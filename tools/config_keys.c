@@ -53,7 +53,7 @@ static const kvf_key_t keys[] = {
      "is possible, else ucx; the decode node's setting counts, but a prefill node of kind ucx "
      "lends nothing; nccl: both nodes of cuda, each with a device of its own, fetch through NCCL, "
      "with mover.digests, and both must say so",
-     0, 0, LIST("auto", "mapped", "ucx", "cuda", "nccl"), AT(mover)},
+     0, 0, LIST("auto", "mapped", "tcp", "ucx", "cuda", "nccl"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",

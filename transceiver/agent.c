@@ -6,7 +6,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* The movers that carry windows. */
+#define TCP "tcp"
+#define UCX "ucx"
 
 /* ---- configuration ---- */
 
@@ -65,11 +70,12 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
     if (config->layout == NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "layout is missing");
     }
-    if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, "ucx") != 0 &&
-        strcmp(config->mover, KVF_MAPPED) != 0 && strcmp(config->mover, KVF_CUDA) != 0 &&
-        strcmp(config->mover, KVF_NCCL) != 0) {
+    if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, TCP) != 0 &&
+        strcmp(config->mover, UCX) != 0 && strcmp(config->mover, KVF_MAPPED) != 0 &&
+        strcmp(config->mover, KVF_CUDA) != 0 && strcmp(config->mover, KVF_NCCL) != 0) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "mover %.32s: there are auto, mapped, ucx, cuda and nccl", config->mover);
+                        "mover %.32s: there are auto, mapped, tcp, ucx, cuda and nccl",
+                        config->mover);
     }
     if (config->mover_threads > 64) {
         return kvf_fail(detail, KVF_ERR_INVALID, "mover_threads is %" PRIu32 ", must be 0 to 64",
@@ -154,17 +160,43 @@ static kvf_status_t copy_config(kvf_agent_t *agent, const kvf_agent_config_t *co
     return agent->peers == NULL ? KVF_ERR_NO_MEMORY : KVF_OK;
 }
 
-static kvf_status_t make_ucx_mover(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
-                                   kvf_mover_t **mover_p, kvf_detail_t *detail) {
+kvf_status_t kvf_agent_make_mover(void *ctx, kvf_agent_t *agent, const char *name,
+                                  const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
+                                  kvf_detail_t *detail) {
     (void)ctx;
-    return kvf_mover_ucx_create(ucx, sink, mover_p, detail);
+    return strcmp(name, TCP) == 0 ? kvf_mover_tcp_create(&agent->host, agent->alloc, &agent->log,
+                                                         sink, mover_p, detail)
+                                  : kvf_mover_ucx_create(agent->ucx, sink, mover_p, detail);
+}
+
+bool kvf_agent_only_carries(const kvf_agent_t *agent) {
+    return strcmp(agent->config.mover, TCP) == 0 || strcmp(agent->config.mover, UCX) == 0;
+}
+
+/* What carries windows. Of the two, tcp is the faster one over the transports that UCX has without
+ * being told of others; who names UCX's transports wants those. */
+static void choose_movers(kvf_agent_t *agent) {
+    const bool told = strcmp(agent->config.ucx_tls, "auto") != 0 || getenv("UCX_TLS") != NULL;
+    if (kvf_agent_only_carries(agent)) {
+        agent->mover_names[0] = agent->config.mover;
+        agent->n_movers = 1;
+        return;
+    }
+    agent->mover_names[0] = told ? UCX : TCP;
+    agent->mover_names[1] = told ? TCP : UCX;
+    agent->n_movers = 2;
+}
+
+static kvf_status_t open_ucx(kvf_agent_t *agent, kvf_detail_t *detail) {
+    char host[KVF_ADDRESS_TEXT_BYTES];
+    kvf_address_host(&agent->host, host);
+    const kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices, host};
+    return kvf_ucx_create(&ucx, agent->alloc, &agent->log, &agent->ucx, detail);
 }
 
 kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **agent_p,
                               kvf_detail_t *detail) {
     const kvf_alloc_t *alloc = kvf_alloc_default();
-    struct sockaddr_storage listen;
-    char host[KVF_ADDRESS_TEXT_BYTES];
     kvf_status_t status = check_config(config, detail);
     if (status != KVF_OK) {
         return status;
@@ -184,17 +216,18 @@ kvf_status_t kvf_agent_create(const kvf_agent_config_t *config, kvf_agent_t **ag
         (void)kvf_fail(detail, status, "no memory for an agent");
         goto err_free;
     }
-    status = kvf_address_parse(config->control_listen, &listen, detail);
+    status = kvf_address_parse(config->control_listen, &agent->host, detail);
     if (status != KVF_OK) {
         goto err_free;
     }
-    kvf_address_host(&listen, host);
-    kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices, host};
-    status = kvf_ucx_create(&ucx, alloc, &agent->log, &agent->ucx, detail);
-    if (status != KVF_OK) {
-        goto err_free;
+    choose_movers(agent);
+    if (strcmp(agent->config.mover, TCP) != 0) {
+        status = open_ucx(agent, detail);
+        if (status != KVF_OK) {
+            goto err_free;
+        }
     }
-    agent->make_mover = make_ucx_mover;
+    agent->make_mover = kvf_agent_make_mover;
     *agent_p = agent;
     return KVF_OK;
 

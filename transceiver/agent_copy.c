@@ -117,9 +117,14 @@ void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
                          window->digests ? window->bytes : 0);
 }
 
+kvf_status_t kvf_copier_carry(const kvf_copier_t *copier, kvf_window_t *window) {
+    kvf_mover_t *mover = copier->movers[window->mover_idx];
+    return mover->ops->post(mover, window);
+}
+
 kvf_status_t kvf_copier_post(kvf_copier_t *copier, kvf_window_t *window) {
     return copier->device != NULL ? kvf_device_post(copier, window)
-                                  : copier->mover->ops->post(copier->mover, window);
+                                  : kvf_copier_carry(copier, window);
 }
 
 void kvf_copier_moved(kvf_copier_t *copier, kvf_window_t *window, kvf_status_t status) {
@@ -265,8 +270,9 @@ static kvf_status_t offer_pools(kvf_copier_t *copier, kvf_detail_t *detail) {
                                              kvf_mapped_address(copier->mapped, address));
 }
 
-kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wake)(void *ctx),
-                               void *ctx, kvf_copier_t **copier_p, kvf_detail_t *detail) {
+kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *const *movers,
+                               void (*wake)(void *ctx), void *ctx, kvf_copier_t **copier_p,
+                               kvf_detail_t *detail) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = agent->config.mover_threads;
     kvf_detail_t why = {""};
@@ -278,7 +284,7 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wa
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
     }
     copier->agent = agent;
-    copier->mover = mover;
+    copier->movers = movers;
     kvf_status_t status = kvf_crew_create(agent->alloc, n, wake, ctx, &copier->crew);
     if (status != KVF_OK) {
         kvf_free(agent->alloc, copier);
@@ -290,16 +296,16 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover, void (*wa
         return status;
     }
     const char *name = kvf_agent_mapped_name(agent);
-    status = strcmp(agent->config.mover, "ucx") == 0 ? KVF_OK
-             : strcmp(name, KVF_NCCL) == 0           ? kvf_paths_create(copier, wake, ctx, &why)
-                                                     : offer_pools(copier, &why);
+    status = kvf_agent_only_carries(agent) ? KVF_OK
+             : strcmp(name, KVF_NCCL) == 0 ? kvf_paths_create(copier, wake, ctx, &why)
+                                           : offer_pools(copier, &why);
     if (status != KVF_OK && strcmp(agent->config.mover, name) == 0) {
         kvf_copier_destroy(copier);
         return kvf_fail(detail, status, "%s", why.text);
     }
     if (status != KVF_OK && (status != KVF_ERR_UNSUPPORTED || agent->cuda != NULL)) {
         kvf_log(&agent->log, KVF_LOG_WARN, "mover %s is not available, so all goes through %s: %s",
-                name, mover->ops->name, why.text);
+                name, movers[0]->ops->name, why.text);
     }
     kvf_log(&agent->log, KVF_LOG_INFO, "%u threads copy and digest, by %s", n,
             agent->cuda != NULL ? kvf_cuda_name(agent->cuda) : kvf_copy_name());

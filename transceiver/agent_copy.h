@@ -17,7 +17,7 @@ typedef struct kvf_paths kvf_paths_t;
 
 struct kvf_copier {
     kvf_agent_t *agent;
-    kvf_mover_t *mover;
+    kvf_mover_t *const *movers; /**< the driver's */
     kvf_crew_t *crew;
     kvf_mapped_t *mapped;        /* NULL: nobody maps our pools, and we nobody's */
     bool mapped_ready;           /* its descriptor was readable */
@@ -60,6 +60,8 @@ void kvf_device_mapped(kvf_copier_t *copier, uint64_t peer);
 /** No job for this peer is begun any more; its pools are closed, then given back, when the last one
  * is done. */
 void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
+/** Post a window on its mover. @return As kvf_mover_ops_t.post. */
+KVF_CHECK kvf_status_t kvf_copier_carry(const kvf_copier_t *copier, kvf_window_t *window);
 /** Post what the mover had no room for. @return How many. */
 unsigned kvf_device_progress(kvf_copier_t *copier);
 

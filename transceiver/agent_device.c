@@ -184,7 +184,7 @@ static void carry(stage_t *stage) {
     kvf_copier_t *copier = stage->copier;
     kvf_window_t *window = stage->window;
     if (stage->status == KVF_OK) {
-        stage->status = copier->mover->ops->post(copier->mover, window);
+        stage->status = kvf_copier_carry(copier, window);
     }
     stage->gathered = stage->status == KVF_ERR_AGAIN;
     if (stage->gathered) {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transceiver/agent_driver.h"
 
-#include "kernels/copy.h"
-
 #include <string.h>
 
 #define MAX_MOVER_ADDRESS_BYTES 8192
@@ -28,14 +26,14 @@ static void do_close(void *ctx, uint64_t conn) {
     kvf_control_close(((kvf_driver_t *)ctx)->control, conn);
 }
 
-static kvf_status_t do_mover_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                                     kvf_detail_t *detail) {
-    kvf_mover_t *mover = ((kvf_driver_t *)ctx)->mover;
+static kvf_status_t do_mover_connect(void *ctx, uint64_t peer, uint32_t mover_idx,
+                                     const void *address, size_t bytes, kvf_detail_t *detail) {
+    kvf_mover_t *mover = ((kvf_driver_t *)ctx)->movers[mover_idx];
     return mover->ops->connect(mover, peer, address, bytes, detail);
 }
 
-static void do_mover_disconnect(void *ctx, uint64_t peer) {
-    kvf_mover_t *mover = ((kvf_driver_t *)ctx)->mover;
+static void do_mover_disconnect(void *ctx, uint64_t peer, uint32_t mover_idx) {
+    kvf_mover_t *mover = ((kvf_driver_t *)ctx)->movers[mover_idx];
     mover->ops->disconnect(mover, peer);
 }
 
@@ -104,20 +102,18 @@ static void on_closed(void *ctx, uint64_t conn, const char *why) {
     kvf_core_closed(driver->agent->core, conn, why);
 }
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
-    kvf_driver_t *driver = ctx;
-    kvf_core_t *core = driver->agent->core;
-    kvf_landing_t landing;
-    if (kvf_core_grant_check(core, chunk, &landing) == KVF_OK) {
-        uint8_t *page = kvf_pool_page(&driver->agent->pools[chunk->group_idx], chunk->slot);
-        uint8_t *at = landing.at != NULL ? landing.at : page + chunk->offset;
-        if (landing.leaves != NULL) {
-            kvf_copy_leaves(at, data, chunk->bytes, landing.leaves);
-        } else {
-            memcpy(at, data, chunk->bytes);
-        }
-        kvf_core_landed(core, chunk);
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
+    const kvf_agent_t *agent = ((kvf_driver_t *)ctx)->agent;
+    kvf_status_t status = kvf_core_grant_check(agent->core, chunk, landing_p);
+    if (status == KVF_OK && landing_p->at == NULL) {
+        landing_p->at =
+            (uint8_t *)kvf_pool_page(&agent->pools[chunk->group_idx], chunk->slot) + chunk->offset;
     }
+    return status;
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    kvf_core_landed(((kvf_driver_t *)ctx)->agent->core, chunk);
 }
 
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
@@ -133,7 +129,7 @@ kvf_control_events_t kvf_driver_control_events(kvf_driver_t *driver) {
 }
 
 kvf_mover_sink_t kvf_driver_sink(kvf_driver_t *driver) {
-    return (kvf_mover_sink_t){on_land, on_moved, on_broken, driver};
+    return (kvf_mover_sink_t){on_place, on_landed, on_moved, on_broken, driver};
 }
 
 kvf_status_t kvf_driver_make_core(kvf_driver_t *driver, kvf_detail_t *detail) {
@@ -155,8 +151,7 @@ kvf_status_t kvf_driver_make_core(kvf_driver_t *driver, kvf_detail_t *detail) {
                 .page = do_page,
                 .verify = do_verify,
                 .ctx = driver},
-        .mover_name = driver->mover->ops->name,
-        .mover_checked = driver->mover->ops->checked,
+        .movers_checked = true,
         .mapped_name = kvf_agent_mapped_name(agent),
         .hashes_leaves = agent->cuda == NULL, /* else the device hashes what it stores */
     };
@@ -166,23 +161,28 @@ kvf_status_t kvf_driver_make_core(kvf_driver_t *driver, kvf_detail_t *detail) {
         config.out.serve = do_serve;
         config.out.evict = do_evict;
     }
-    uint8_t address[MAX_MOVER_ADDRESS_BYTES];
-    size_t address_bytes;
+    for (uint32_t i = 0; i < agent->n_movers; i++) {
+        config.mover_names[config.n_movers++] = driver->movers[i]->ops->name;
+        config.movers_checked &= driver->movers[i]->ops->checked;
+    }
     for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
         config.regions[g] =
             (kvf_core_region_t){agent->pools[g].pages, agent->pools[g].mem.kind->type};
     }
-    kvf_status_t status =
-        driver->mover->ops->address(driver->mover, address, sizeof(address), &address_bytes);
-    if (status != KVF_OK) {
-        return kvf_fail(detail, KVF_ERR_INTERNAL, "the mover's address is longer than %zu bytes",
-                        sizeof(address));
-    }
-    status = kvf_core_create(&config, &agent->core);
+    kvf_status_t status = kvf_core_create(&config, &agent->core);
     if (status == KVF_OK) {
         kvf_driver_set_time(driver);
-        status = kvf_core_set_addresses(agent->core, kvf_control_address(driver->control), address,
-                                        address_bytes);
+        status = kvf_core_set_control_address(agent->core, kvf_control_address(driver->control));
+    }
+    for (uint32_t i = 0; i < agent->n_movers && status == KVF_OK; i++) {
+        kvf_mover_t *mover = driver->movers[i];
+        uint8_t address[MAX_MOVER_ADDRESS_BYTES];
+        size_t bytes;
+        if (mover->ops->address(mover, address, sizeof(address), &bytes) != KVF_OK) {
+            return kvf_fail(detail, KVF_ERR_INTERNAL, "the address of mover %s is too long",
+                            mover->ops->name);
+        }
+        status = kvf_core_set_mover_address(agent->core, i, address, bytes);
     }
     return status == KVF_OK ? status : kvf_fail(detail, status, "no memory for the agent");
 }

@@ -14,6 +14,7 @@
 #include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda_fence.h"
 #include "transceiver/mover/mapped.h"
+#include "transceiver/mover/tcp.h"
 #include "transceiver/mover/ucx.h"
 
 typedef struct kvf_loop kvf_loop_t;
@@ -38,17 +39,29 @@ struct kvf_agent {
     kvf_layout_t layout;
     char *strings[5]; /**< those copies */
     const char **peers;
-    kvf_ucx_t *ucx;
+    kvf_ucx_t *ucx;                   /**< NULL: no mover needs it */
     kvf_cuda_t *cuda;                 /**< the device of all pools; NULL: they are the CPU's */
     kvf_fences_t *fences;             /**< of that device, from the start on */
     kvf_pool_t pools[KVF_MAX_GROUPS]; /**< by layer group; agent NULL: not made */
     kvf_core_t *core;
-    kvf_loop_t *loop; /**< NULL until started */
-    /** Makes the mover; tests put a decorator around it. */
-    kvf_status_t (*make_mover)(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
-                               kvf_mover_t **mover_p, kvf_detail_t *detail);
+    kvf_loop_t *loop;                         /**< NULL until started */
+    const char *mover_names[KVF_CORE_MOVERS]; /**< what carries windows, best first */
+    uint32_t n_movers;
+    struct sockaddr_storage host; /**< of control_listen */
+    /** Makes a mover; tests put a decorator around it. */
+    kvf_status_t (*make_mover)(void *ctx, kvf_agent_t *agent, const char *name,
+                               const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
+                               kvf_detail_t *detail);
     void *make_mover_ctx;
 };
+
+/** What make_mover is without a decorator; ctx is not used. */
+KVF_CHECK kvf_status_t kvf_agent_make_mover(void *ctx, kvf_agent_t *agent, const char *name,
+                                            const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
+                                            kvf_detail_t *detail);
+
+/** @return Whether its configuration says that windows are all, so that nobody maps its pools. */
+bool kvf_agent_only_carries(const kvf_agent_t *agent);
 
 /** @return The mover by which receivers get bytes themselves, if they can: KVF_MAPPED, KVF_CUDA or
  * KVF_NCCL; by its pools and its configuration. */
@@ -94,16 +107,15 @@ bool kvf_loop_wait_returned(kvf_loop_t *loop, uint64_t timeout_us);
 /* ---- agent_copy.c: the agent's thread only ---- */
 
 /**
- * Start the threads that copy and digest; and, unless the mover is ucx, offer the pools to peers on
- * this machine. The core is there.
+ * Start the threads that copy and digest; and, unless the agent only carries, offer the pools to
+ * peers on this machine. The core is there.
  *
- * @param mover  What carries the windows of kvf_copier_post(). Outlives nothing: no window is with
- * it when it is destroyed.
+ * @param movers  What carries the windows of kvf_copier_post(). Borrowed.
  * @param wake   Called on any thread when kvf_copier_progress() has work.
  * @return KVF_OK; KVF_ERR_NO_MEMORY; if the mover is mapped or cuda KVF_ERR_UNSUPPORTED or
  * KVF_ERR_IO, too.
  */
-KVF_CHECK kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *mover,
+KVF_CHECK kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *const *movers,
                                          void (*wake)(void *ctx), void *ctx,
                                          kvf_copier_t **copier_p, kvf_detail_t *detail);
 /** Nothing is with it. Before the core. NULL is allowed. */

@@ -31,9 +31,9 @@ struct kvf_loop {
     int wake_fd; /* others write to it to wake the loop */
     atomic_bool woken;
     uv_poll_t wakes;
-    uv_timer_t timer; /* ends a sleep */
-    uv_poll_t poll;   /* the mover's descriptor */
-    uv_poll_t copies; /* the copier's descriptor */
+    uv_timer_t timer;                 /* ends a sleep */
+    uv_poll_t polls[KVF_CORE_MOVERS]; /* the movers' descriptors */
+    uv_poll_t copies;                 /* the copier's descriptor */
     bool awake;       /* driven by the caller: there is work that no descriptor tells */
     uint64_t busy_us; /* when something happened for the last time */
 
@@ -70,6 +70,11 @@ static bool run_calls(kvf_loop_t *loop) {
     return any;
 }
 
+/* Each mover that was made. */
+#define FOREACH_MOVER(loop, at)                                                                    \
+    for (kvf_mover_t **at = (loop)->driver.movers;                                                 \
+         at < (loop)->driver.movers + KVF_CORE_MOVERS && *at != NULL; at++)
+
 static bool turn(kvf_loop_t *loop) {
     kvf_core_t *core = loop->driver.agent->core;
     uint64_t before = loop->driver.events;
@@ -77,7 +82,9 @@ static bool turn(kvf_loop_t *loop) {
     (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* read everything before anybody's silence is judged */
     any |= run_calls(loop);
     kvf_driver_set_time(&loop->driver);
-    any |= loop->driver.mover->ops->progress(loop->driver.mover) > 0;
+    FOREACH_MOVER(loop, mover) {
+        any |= (*mover)->ops->progress(*mover) > 0;
+    }
     any |= kvf_copier_progress(loop->driver.copier) > 0;
     kvf_driver_set_time(&loop->driver);
     kvf_core_tick(core);
@@ -155,8 +162,10 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
     uint64_t now = clock->now_us(clock->ctx), next = kvf_core_next_us(core);
     uint64_t timeout = next == KVF_NEVER ? KVF_NEVER : next > now ? next - now : 0;
     if (kvf_core_in_flight(core)) {
-        uint64_t most = loop->driver.mover->ops->max_sleep_us(loop->driver.mover);
-        timeout = most < timeout ? most : timeout;
+        FOREACH_MOVER(loop, mover) {
+            uint64_t most = (*mover)->ops->max_sleep_us(*mover);
+            timeout = most < timeout ? most : timeout;
+        }
     }
     uint64_t look = kvf_copier_max_sleep_us(loop->driver.copier);
     timeout = look < timeout ? look : timeout;
@@ -167,7 +176,12 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
 
 /* Make everything that can happen wake the loop. @return false when something happened already. */
 static bool prepare_sleep(kvf_loop_t *loop) {
-    return loop->driver.mover->ops->arm(loop->driver.mover);
+    FOREACH_MOVER(loop, mover) {
+        if (!(*mover)->ops->arm(*mover)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static void sleep_once(kvf_loop_t *loop) {
@@ -221,9 +235,9 @@ static void close_handle(uv_handle_t *handle, void *arg) {
 }
 
 static void loop_close(kvf_loop_t *loop) {
-    if (loop->driver.mover != NULL) {
-        loop->driver.mover->ops->destroy(loop->driver.mover);
-        loop->driver.mover = NULL;
+    FOREACH_MOVER(loop, mover) {
+        (*mover)->ops->destroy(*mover);
+        *mover = NULL;
     }
     kvf_copier_destroy(loop->driver.copier);
     loop->driver.copier = NULL;
@@ -243,6 +257,27 @@ static void on_copies(uv_poll_t *handle, int status, int events) {
     (void)status;
     (void)events;
     kvf_copier_readable(((kvf_loop_t *)handle->data)->driver.copier);
+}
+
+static kvf_status_t make_movers(kvf_loop_t *loop, const kvf_mover_sink_t *sink,
+                                kvf_detail_t *detail) {
+    kvf_agent_t *agent = loop->driver.agent;
+    for (uint32_t i = 0; i < agent->n_movers; i++) {
+        kvf_mover_t *mover;
+        kvf_status_t status = agent->make_mover(agent->make_mover_ctx, agent, agent->mover_names[i],
+                                                sink, &mover, detail);
+        if (status != KVF_OK) {
+            return status;
+        }
+        loop->driver.movers[i] = mover;
+        int fd = mover->ops->fd(mover);
+        if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->polls[i], fd) != 0 ||
+                        uv_poll_start(&loop->polls[i], UV_READABLE, on_poll) != 0)) {
+            return kvf_fail(detail, KVF_ERR_IO, "the descriptor of mover %s cannot be polled",
+                            agent->mover_names[i]);
+        }
+    }
+    return KVF_OK;
 }
 
 /* Everything that belongs to the driving thread. */
@@ -267,15 +302,8 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
-    status =
-        agent->make_mover(agent->make_mover_ctx, agent->ucx, &sink, &loop->driver.mover, detail);
+    status = make_movers(loop, &sink, detail);
     if (status != KVF_OK) {
-        goto err_close;
-    }
-    int fd = loop->driver.mover->ops->fd(loop->driver.mover);
-    if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->poll, fd) != 0 ||
-                    uv_poll_start(&loop->poll, UV_READABLE, on_poll) != 0)) {
-        status = kvf_fail(detail, KVF_ERR_IO, "the mover's descriptor cannot be polled");
         goto err_close;
     }
     status = kvf_driver_make_core(&loop->driver, detail);
@@ -283,7 +311,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
     status =
-        kvf_copier_create(agent, loop->driver.mover, wake_up, loop, &loop->driver.copier, detail);
+        kvf_copier_create(agent, loop->driver.movers, wake_up, loop, &loop->driver.copier, detail);
     if (status == KVF_OK && agent->cuda != NULL) {
         status = kvf_fences_create(agent->alloc, kvf_cuda_context(agent->cuda), wake_up, loop,
                                    &agent->fences, detail);
@@ -291,7 +319,7 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     if (status != KVF_OK) {
         goto err_close;
     }
-    fd = kvf_copier_fd(loop->driver.copier);
+    int fd = kvf_copier_fd(loop->driver.copier);
     loop->copies.data = loop;
     if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->copies, fd) != 0 ||
                     uv_poll_start(&loop->copies, UV_READABLE, on_copies) != 0)) {

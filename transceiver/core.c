@@ -249,7 +249,9 @@ kvf_status_t kvf_core_check_request(kvf_core_t *core, const char *request_id,
 /* ---- events to the caller ---- */
 
 static const char *mover_of(const kvf_op_t *op) {
-    return op->mapped ? op->core->config.mapped_name : op->core->config.mover_name;
+    return op->mapped         ? op->core->config.mapped_name
+           : op->peer == NULL ? ""
+                              : kvf_peer_mover_name(op->peer);
 }
 
 static void deliver(kvf_op_t *op) {
@@ -450,29 +452,36 @@ void kvf_core_destroy(kvf_core_t *core) {
     kvf_free(core->alloc, core->agent.instance);
     kvf_free(core->alloc, core->layers);
     kvf_free(core->alloc, core->control_address);
-    kvf_free(core->alloc, core->mover_address);
+    for (uint32_t i = 0; i < KVF_CORE_MOVERS; i++) {
+        kvf_free(core->alloc, core->mover_addresses[i].data);
+    }
     kvf_free(core->alloc, core->mapped_address);
     kvf_timers_cleanup(&core->timers);
     kvf_free(core->alloc, core);
 }
 
-kvf_status_t kvf_core_set_addresses(kvf_core_t *core, const char *control_address,
-                                    const void *mover_address, size_t mover_address_bytes) {
-    char *control = kvf_strdup(core->alloc, control_address);
-    uint8_t *mover = kvf_alloc(core->alloc, mover_address_bytes + 1);
-    if (control == NULL || mover == NULL) {
-        kvf_free(core->alloc, control);
-        kvf_free(core->alloc, mover);
+kvf_status_t kvf_core_set_control_address(kvf_core_t *core, const char *address) {
+    char *copy = kvf_strdup(core->alloc, address);
+    if (copy == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
-    if (mover_address_bytes > 0) {
-        memcpy(mover, mover_address, mover_address_bytes);
-    }
     kvf_free(core->alloc, core->control_address);
-    kvf_free(core->alloc, core->mover_address);
-    core->control_address = control;
-    core->mover_address = mover;
-    core->mover_address_bytes = mover_address_bytes;
+    core->control_address = copy;
+    return KVF_OK;
+}
+
+kvf_status_t kvf_core_set_mover_address(kvf_core_t *core, uint32_t mover_idx, const void *address,
+                                        size_t bytes) {
+    uint8_t *copy = kvf_alloc(core->alloc, bytes + 1);
+    if (copy == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    if (bytes > 0) {
+        memcpy(copy, address, bytes);
+    }
+    kvf_free(core->alloc, core->mover_addresses[mover_idx].data);
+    core->mover_addresses[mover_idx].data = copy;
+    core->mover_addresses[mover_idx].bytes = bytes;
     return KVF_OK;
 }
 

@@ -85,9 +85,9 @@ typedef struct kvf_core_out {
     /** Close after what was written has left; no event follows. */
     void (*close)(void *ctx, uint64_t conn);
     /** See kvf_mover_ops_t. */
-    kvf_status_t (*mover_connect)(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                                  kvf_detail_t *detail);
-    void (*mover_disconnect)(void *ctx, uint64_t peer);
+    kvf_status_t (*mover_connect)(void *ctx, uint64_t peer, uint32_t mover_idx, const void *address,
+                                  size_t bytes, kvf_detail_t *detail);
+    void (*mover_disconnect)(void *ctx, uint64_t peer, uint32_t mover_idx);
     kvf_status_t (*post)(void *ctx, kvf_window_t *window);
     /** Map the pools of a peer on this machine, to copy from them.
      * @param n_pages  Of each pool. @return KVF_OK: kvf_core_mapped() follows, unless unmap comes
@@ -127,6 +127,9 @@ typedef struct kvf_core_region {
     kvf_mem_type_t memory;
 } kvf_core_region_t;
 
+/** Movers that carry windows, at most. */
+#define KVF_CORE_MOVERS 2U
+
 typedef struct kvf_core_config {
     const kvf_agent_config_t *agent; /**< copied, with what it points to */
     const kvf_alloc_t *alloc;        /**< outlives the core */
@@ -134,9 +137,12 @@ typedef struct kvf_core_config {
     const kvf_log_t *log; /**< outlives the core */
     kvf_core_out_t out;
     kvf_core_region_t regions[KVF_MAX_GROUPS]; /**< one per layer group */
-    const char *mover_name;                    /**< static storage */
-    const char *mapped_name;                   /**< KVF_CUDA, KVF_NCCL; NULL: KVF_MAPPED */
-    bool mover_checked;
+    /** What carries windows, best first; static storage. A pair of agents uses the one that stands
+     * highest in both lists together. */
+    const char *mover_names[KVF_CORE_MOVERS];
+    uint32_t n_movers;       /**< at least 1 */
+    bool movers_checked;     /**< all of them, or none */
+    const char *mapped_name; /**< KVF_CUDA, KVF_NCCL; NULL: KVF_MAPPED */
     bool hashes_leaves; /**< the driver hashes what lands, where kvf_core_grant_check() says so */
 } kvf_core_config_t;
 
@@ -147,11 +153,13 @@ KVF_CHECK kvf_status_t kvf_core_create(const kvf_core_config_t *config, kvf_core
 /** Nothing may be alive (kvf_core_busy() false). NULL is allowed. */
 void kvf_core_destroy(kvf_core_t *core);
 
-/** Say where this agent can be reached and what its mover's address is, before the first
- * connection. Copied. */
-KVF_CHECK kvf_status_t kvf_core_set_addresses(kvf_core_t *core, const char *control_address,
-                                              const void *mover_address,
-                                              size_t mover_address_bytes);
+/** Say where this agent can be reached, before the first connection. Copied. */
+KVF_CHECK kvf_status_t kvf_core_set_control_address(kvf_core_t *core, const char *address);
+
+/** Say what the address of one of its movers is; of all of them, before the first connection.
+ * Copied. */
+KVF_CHECK kvf_status_t kvf_core_set_mover_address(kvf_core_t *core, uint32_t mover_idx,
+                                                  const void *address, size_t bytes);
 
 /** Say where peers on this machine get this agent's pools, to map them (the mover `mapped`).
  * Without it nobody does. Before the first connection. Copied. @return KVF_OK, KVF_ERR_NO_MEMORY.
@@ -202,18 +210,12 @@ void kvf_core_bytes(kvf_core_t *core, uint64_t conn, const uint8_t *data, size_t
 void kvf_core_closed(kvf_core_t *core, uint64_t conn, const char *why);
 
 /* ---- events: movers ---- */
-/** Where a chunk goes. */
-typedef struct kvf_landing {
-    uint8_t *at;      /**< NULL: into its page; else the page is memory that the CPU does not reach,
-                         and the bytes are copied there when they are verified */
-    uint64_t *leaves; /**< gets the hashes of the chunk's leaves, as kvf_copy_leaves() makes them;
-                         NULL: nobody wants them */
-} kvf_landing_t;
-
 /**
  * May this chunk be written? Checks transfer, grant, page, generation and range, and that none of
  * its bytes came before.
  *
+ * @param[out] landing_p  Where; at is NULL: in its page. Else the page is memory that the CPU does
+ * not reach, and the bytes are copied there when they are verified.
  * @return KVF_OK: write it, then kvf_core_landed(). Otherwise it was counted and must be dropped.
  */
 KVF_CHECK kvf_status_t kvf_core_grant_check(kvf_core_t *core, const kvf_chunk_t *chunk,

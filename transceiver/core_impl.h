@@ -153,6 +153,7 @@ struct kvf_peer {
     kvf_status_t failing; /**< not KVF_OK: the timer is about to fail it, for `reason` */
     uint64_t frame_bytes;
     int64_t n_pages[KVF_MAX_GROUPS]; /**< its regions */
+    uint32_t mover_idx;              /**< of ours, for this peer */
     uint8_t *mover_address;
     size_t mover_address_bytes;
     bool mover_connected;
@@ -267,6 +268,9 @@ void kvf_peer_tell_abort(kvf_peer_t *peer, const kvf_transfer_id_t *transfer, kv
 /** Tell a peer that its pages are out of our reach: our last access has completed, or there was
  * none. */
 void kvf_peer_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer);
+/** @return The name of the mover that carries windows between this peer and us. */
+const char *kvf_peer_mover_name(const kvf_peer_t *peer);
+
 /** Connect the mover to a peer if it is not yet. */
 KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
 /** Begin to map its pools, if that is possible and was not tried yet; `map` says how it is. */
@@ -329,8 +333,10 @@ struct kvf_core {
     kvf_core_layer_t *layers; /**< n_layers, by ascending global id */
     kvf_incarnation_t incarnation;
     char *control_address;
-    uint8_t *mover_address;
-    size_t mover_address_bytes;
+    struct {
+        uint8_t *data;
+        size_t bytes;
+    } mover_addresses[KVF_CORE_MOVERS];
     uint8_t *mapped_address; /**< NULL: our pools are not for mapping */
     size_t mapped_address_bytes;
 

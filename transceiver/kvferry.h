@@ -91,16 +91,19 @@ typedef struct kvf_agent_config {
     size_t n_peers;
     const kvf_layout_t *layout; /**< the model; both sides' must be equal */
     const char *mover; /**< mapped (peers on this machine alone, and pools of shm) | cuda (the same,
-                          and pools of cuda) | ucx | auto: what of these is possible, ucx last;
-                          the receiver's counts, but a sender whose mover is ucx lends nothing.
-                          nccl (both of them, with pools of cuda on a device each, and digests):
-                          through NCCL */
-    uint32_t mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
-                               at most 4. What comes through UCX is copied by who drives the agent
-                             */
-    bool digests; /**< what this agent receives is compared with digests that the sender makes
-                     (default); without them a damaged byte is not noticed */
-    const char *ucx_tls;     /**< UCX transports; auto = posix,sysv,tcp,self */
+                          and pools of cuda) | tcp (connections of our own) | ucx | auto: what of
+                          these is possible; tcp and ucx last, ucx before tcp if both sides name
+                          UCX's transports. The receiver's counts, but a sender whose mover is tcp
+                          or ucx lends nothing. nccl (both of them, with pools of cuda on a device
+                          each, and digests): through NCCL */
+    uint32_t
+        mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
+                          at most 4. What comes by tcp or ucx is written by who drives the agent
+                        */
+    bool digests;      /**< what this agent receives is compared with digests that the sender makes
+                          (default); without them a damaged byte is not noticed */
+    const char *ucx_tls;     /**< UCX transports; auto = posix,sysv,tcp,self. Not looked at where
+                                mover is tcp: UCX is not used then */
     const char *ucx_devices; /**< UCX devices; auto = what control_listen uses */
     uint32_t max_transfers;  /**< live sends + receives; more are refused with KVF_ERR_AGAIN */
     uint64_t frame_bytes;    /**< longest control frame that is accepted */

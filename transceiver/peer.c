@@ -205,7 +205,7 @@ void kvf_peer_up(kvf_peer_t *peer, kvf_link_t *link) {
     peer->dialled = !link->inbound;
     kvf_timer_set(&core->timers, &peer->timer, core->now_us + core->agent.heartbeat_us);
     kvf_log(core->log, KVF_LOG_INFO, "%s at %s is %s, mover %s", peer->instance, peer->address,
-            news ? "up" : "connected again", core->config.mover_name);
+            news ? "up" : "connected again", kvf_peer_mover_name(peer));
     if (!link->inbound && peer->session.first == NULL) {
         kvf_peer_beat(peer); /* the responder waits for a word */
     }
@@ -342,13 +342,18 @@ void kvf_peer_tell_drained(kvf_peer_t *peer, const kvf_transfer_id_t *transfer) 
     kvf_peer_tell(peer, KVF_FRAME_DRAINED, &drained.base);
 }
 
+const char *kvf_peer_mover_name(const kvf_peer_t *peer) {
+    return peer->core->config.mover_names[peer->mover_idx];
+}
+
 kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail) {
     kvf_core_t *core = peer->core;
     if (peer->mover_connected) {
         return KVF_OK;
     }
-    kvf_status_t status = core->out.mover_connect(core->out.ctx, peer->number, peer->mover_address,
-                                                  peer->mover_address_bytes, detail);
+    kvf_status_t status =
+        core->out.mover_connect(core->out.ctx, peer->number, peer->mover_idx, peer->mover_address,
+                                peer->mover_address_bytes, detail);
     peer->mover_connected = status == KVF_OK;
     return status;
 }
@@ -359,7 +364,7 @@ static void end_ops(kvf_peer_t *peer, bool told, kvf_status_t status, const char
     kvf_core_t *core = peer->core;
     if (peer->mover_connected) {
         peer->mover_connected = false;
-        core->out.mover_disconnect(core->out.ctx, peer->number);
+        core->out.mover_disconnect(core->out.ctx, peer->number, peer->mover_idx);
     }
     kvf_peer_unmap(peer);
     if (peer->n_lent > 0 && core->out.evict != NULL && !KVF_MUTANT(keep_path)) {
@@ -478,7 +483,7 @@ size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap
             (void)snprintf(info->mover, sizeof(info->mover), "%s",
                            peer->map == KVF_MAP_READY || peer->n_lent > 0
                                ? core->config.mapped_name
-                               : core->config.mover_name);
+                               : kvf_peer_mover_name(peer));
             kvf_incarnation_text(&peer->incarnation, info->incarnation);
         }
     }

@@ -24,9 +24,8 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     kvf__wire__hello__init(&hello);
     Kvf__Wire__LayerGroup groups[KVF_MAX_GROUPS], *group_list[KVF_MAX_GROUPS];
     Kvf__Wire__Region regions[KVF_MAX_GROUPS], *region_list[KVF_MAX_GROUPS];
-    Kvf__Wire__Mover movers[2], *mover_list[2] = {&movers[0], &movers[1]};
-    kvf__wire__mover__init(&movers[0]);
-    kvf__wire__mover__init(&movers[1]);
+    Kvf__Wire__Mover movers[KVF_CORE_MOVERS + 1], *mover_list[KVF_CORE_MOVERS + 1];
+    const uint32_t n_movers = core->config.n_movers;
     const kvf_layout_t *layout = &core->layout;
 
     kvf_layout_to_wire(layout, groups);
@@ -39,10 +38,18 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
         group_list[i] = &groups[i];
         region_list[i] = &regions[i];
     }
-    movers[0].name = (char *)(uintptr_t)core->config.mover_name;
-    movers[0].address = (ProtobufCBinaryData){core->mover_address_bytes, core->mover_address};
-    movers[1].name = (char *)(uintptr_t)core->config.mapped_name;
-    movers[1].address = (ProtobufCBinaryData){core->mapped_address_bytes, core->mapped_address};
+    for (uint32_t i = 0; i <= n_movers; i++) {
+        mover_list[i] = &movers[i];
+        kvf__wire__mover__init(&movers[i]);
+    }
+    for (uint32_t i = 0; i < n_movers; i++) {
+        movers[i].name = (char *)(uintptr_t)core->config.mover_names[i];
+        movers[i].address =
+            (ProtobufCBinaryData){core->mover_addresses[i].bytes, core->mover_addresses[i].data};
+    }
+    movers[n_movers].name = (char *)(uintptr_t)core->config.mapped_name;
+    movers[n_movers].address =
+        (ProtobufCBinaryData){core->mapped_address_bytes, core->mapped_address};
     hello.instance = (char *)(uintptr_t)core->agent.instance;
     hello.incarnation = (ProtobufCBinaryData){KVF_INCARNATION_BYTES, core->incarnation.bytes};
     hello.control_address = core->control_address;
@@ -51,7 +58,7 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     hello.groups = group_list;
     hello.n_regions = layout->n_groups;
     hello.regions = region_list;
-    hello.n_movers = core->mapped_address == NULL ? 1 : 2;
+    hello.n_movers = core->mapped_address == NULL ? n_movers : n_movers + 1;
     hello.movers = mover_list;
     hello.heartbeat_us = core->agent.heartbeat_us;
     hello.lost_us = core->agent.lost_us;
@@ -63,6 +70,26 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
     hello.session_over = peer->session.over;
     hello.received = peer->session.n_received;
     return kvf_hello_pack(core->alloc, core->agent.cluster_key, bound, &hello, frame_p, bytes_p);
+}
+
+/* The mover that both have and that stands highest in both lists together; if two stand equally,
+ * the first by name. So both ends come to the same. @return false: there is none. */
+static bool choose_mover(const kvf_core_t *core, const Kvf__Wire__Hello *hello, uint32_t *idx_p) {
+    size_t best = SIZE_MAX;
+    for (uint32_t i = 0; i < core->config.n_movers; i++) {
+        const char *name = core->config.mover_names[i];
+        size_t theirs = 0;
+        while (theirs < hello->n_movers && strcmp(hello->movers[theirs]->name, name) != 0) {
+            theirs++;
+        }
+        if (theirs < hello->n_movers &&
+            (theirs + i < best ||
+             (theirs + i == best && strcmp(name, core->config.mover_names[*idx_p]) < 0))) {
+            best = theirs + i;
+            *idx_p = i;
+        }
+    }
+    return best != SIZE_MAX;
 }
 
 /* Is this other agent's memory laid out as ours? */
@@ -107,13 +134,15 @@ static kvf_status_t check_compatible(const kvf_core_t *core, const Kvf__Wire__He
         return kvf_fail(detail, KVF_ERR_INCOMPATIBLE, "%zu regions for %" PRIu32 " layer groups",
                         hello->n_regions, ours->n_groups);
     }
-    for (size_t i = 0; i < hello->n_movers; i++) {
-        if (strcmp(hello->movers[i]->name, core->config.mover_name) == 0) {
-            return KVF_OK;
-        }
+    uint32_t mover_idx;
+    if (!choose_mover(core, hello, &mover_idx)) {
+        return kvf_fail(detail, KVF_ERR_INCOMPATIBLE,
+                        "no common mover: one side has %s, the other %s; give both the same "
+                        "mover.kind, or auto",
+                        core->config.mover_names[0],
+                        hello->n_movers == 0 ? "none" : hello->movers[0]->name);
     }
-    return kvf_fail(detail, KVF_ERR_INCOMPATIBLE, "no common mover: %s is needed here",
-                    core->config.mover_name);
+    return KVF_OK;
 }
 
 /* Keep the address of one of its movers, the first time. */
@@ -135,7 +164,10 @@ static kvf_status_t keep_address(const kvf_core_t *core, const Kvf__Wire__Hello 
 
 static kvf_status_t peer_fill(kvf_peer_t *peer, const Kvf__Wire__Hello *hello) {
     kvf_core_t *core = peer->core;
-    if (keep_address(core, hello, core->config.mover_name, &peer->mover_address,
+    if (peer->mover_address == NULL) { /* its paths are by that one from now on */
+        (void)choose_mover(core, hello, &peer->mover_idx);
+    }
+    if (keep_address(core, hello, kvf_peer_mover_name(peer), &peer->mover_address,
                      &peer->mover_address_bytes) != KVF_OK ||
         keep_address(core, hello, core->config.mapped_name, &peer->mapped_address,
                      &peer->mapped_address_bytes) != KVF_OK) {

@@ -47,7 +47,7 @@ static void fall_back(kvf_peer_t *peer, kvf_status_t status, const char *why) {
     core->counters.mover_fallbacks++;
     bool none = strcmp(core->agent.mover, core->config.mapped_name) == 0; /* else may carry */
     kvf_log(core->log, KVF_LOG_WARN, "the pools of %s are not mapped, so %s carries: %s",
-            peer->instance, none ? "nothing" : core->config.mover_name, why);
+            peer->instance, none ? "nothing" : kvf_peer_mover_name(peer), why);
 }
 
 void kvf_peer_map(kvf_peer_t *peer) {

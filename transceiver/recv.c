@@ -248,8 +248,8 @@ static void tell_request(kvf_recv_op_t *recv, Kvf__Wire__Grant **grants, size_t 
                                                             : 0;
     request.grant_key = recv->grant_key;
     request.skip_holes = recv->holes == KVF_HOLES_SKIP;
-    request.mover =
-        (char *)(uintptr_t)(recv->op.mapped ? core->config.mapped_name : core->config.mover_name);
+    request.mover = (char *)(uintptr_t)(recv->op.mapped ? core->config.mapped_name
+                                                        : kvf_peer_mover_name(recv->op.peer));
     request.n_grants = n_grants;
     request.grants = grants;
     request.more = more;
@@ -332,7 +332,7 @@ static bool choose_mover(kvf_recv_op_t *recv) {
  * a digest. Without memory for the hashes the pages are read once more. */
 static void want_leaves(kvf_recv_op_t *recv) {
     kvf_core_t *core = recv->op.core;
-    if (!core->config.hashes_leaves || !core->config.mover_checked || !core->agent.digests ||
+    if (!core->config.hashes_leaves || !core->config.movers_checked || !core->agent.digests ||
         recv->op.mapped) {
         return;
     }
@@ -351,7 +351,7 @@ static void want_leaves(kvf_recv_op_t *recv) {
  * of its own. @return false: no memory. */
 static bool want_landing(kvf_recv_op_t *recv) {
     kvf_core_t *core = recv->op.core;
-    bool lands = core->config.mover_checked && !recv->op.mapped;
+    bool lands = core->config.movers_checked && !recv->op.mapped;
     for (uint32_t g = 0; g < core->layout.n_groups && lands; g++) {
         recv_group_t *group = &recv->groups[g];
         if (core->config.regions[g].memory == KVF_MEM_CUDA && group->n > 0) {

@@ -60,7 +60,7 @@ static const char *find_proof(const kvf_recv_op_t *recv) {
         {recv->op.status == KVF_OK, "everything has arrived"},
         {recv->drained, "the peer's last access has completed"},
         {recv->op.mapped, "our own last copy has been made"},
-        {recv->op.core->config.mover_checked, "our own handler refuses what comes now"},
+        {recv->op.core->config.movers_checked, "our own handler refuses what comes now"},
         {KVF_MUTANT(free_at_cancel), "none"},
     };
     for (size_t i = 0; i < sizeof(proofs) / sizeof(proofs[0]); i++) {

@@ -392,7 +392,7 @@ static kvf_status_t queue_range(kvf_recv_op_t *recv, const Kvf__Wire__CommitRang
         }
         bits_set(claimed, first, end);
         recv->claimed_bytes += (end - first) * group->granule_bytes;
-        if (recv->op.mapped || !core->config.mover_checked || KVF_MUTANT(accept_handover)) {
+        if (recv->op.mapped || !core->config.movers_checked || KVF_MUTANT(accept_handover)) {
             /* They are fetched later; or, one-sided: nobody here saw the bytes come, and the
              * sender's proof of completion stands behind its commit. */
             bits_set(group->landed + entry_idx * group->words, first, end);

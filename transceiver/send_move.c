@@ -224,6 +224,7 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
     *window = (kvf_window_t){.transfer = send->transfer,
                              .grant_key = send->grant_key,
                              .peer = peer->number,
+                             .mover_idx = peer->mover_idx,
                              .pieces = window->pieces,
                              .digests = send->digests,
                              .owner = (uint64_t)(uintptr_t)send};

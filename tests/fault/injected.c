@@ -125,9 +125,14 @@ typedef struct faulty_mover {
     kvf_mover_sink_t sink;
 } faulty_mover_t;
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     const faulty_mover_t *faulty = ctx;
-    faulty->sink.land(faulty->sink.ctx, chunk, data);
+    return faulty->sink.place(faulty->sink.ctx, chunk, landing_p);
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    const faulty_mover_t *faulty = ctx;
+    faulty->sink.landed(faulty->sink.ctx, chunk);
 }
 
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
@@ -191,7 +196,7 @@ static uint64_t faulty_max_sleep_us(kvf_mover_t *base) {
 kvf_status_t make_faulty_mover(kvf_sim_net_t *net, uint64_t number, const kvf_mover_sink_t *sink,
                                kvf_mover_t **mover_p, kvf_detail_t *detail) {
     faulty_mover_t *faulty = calloc(1, sizeof(*faulty));
-    const kvf_mover_sink_t inner = {on_land, on_moved, on_broken, faulty};
+    const kvf_mover_sink_t inner = {on_place, on_landed, on_moved, on_broken, faulty};
     faulty->sink = *sink;
     if (fails(&movers)) {
         free(faulty);

@@ -65,9 +65,11 @@ static void be_silent(void *arg, int level, const char *text) {
     (void)text;
 }
 
-static kvf_status_t make_mover(void *arg, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
-                               kvf_mover_t **mover_p, kvf_detail_t *detail) {
-    (void)ucx;
+static kvf_status_t make_mover(void *arg, kvf_agent_t *agent, const char *name,
+                               const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
+                               kvf_detail_t *detail) {
+    (void)agent;
+    (void)name;
     return make_faulty_mover(net, *(const uint64_t *)arg, sink, mover_p, detail);
 }
 
@@ -88,6 +90,7 @@ static void side_make(side_t *side, uint64_t number) {
     config.quarantine_us = 2000000;
     *side = (side_t){.number = number};
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
+    side->agent->n_movers = 1;
     side->agent->make_mover = make_mover;
     side->agent->make_mover_ctx = &side->number;
     for (uint32_t g = 0; g < 2; g++) {

@@ -10,13 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static kvf_status_t do_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                               kvf_detail_t *detail) {
+static kvf_status_t do_connect(void *ctx, uint64_t peer, uint32_t mover_idx, const void *address,
+                               size_t bytes, kvf_detail_t *detail) {
+    (void)mover_idx;
     kvf_mover_t *mover = ((node_t *)ctx)->mover;
     return mover->ops->connect(mover, peer, address, bytes, detail);
 }
 
-static void do_disconnect(void *ctx, uint64_t peer) {
+static void do_disconnect(void *ctx, uint64_t peer, uint32_t mover_idx) {
+    (void)mover_idx;
     kvf_mover_t *mover = ((node_t *)ctx)->mover;
     mover->ops->disconnect(mover, peer);
 }
@@ -103,20 +105,19 @@ static void do_log(void *ctx, kvf_log_level_t level, const char *text) {
 
 /* ---- events ---- */
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     node_t *node = ctx;
-    kvf_landing_t landing;
-    if (kvf_core_grant_check(node->core, chunk, &landing) == KVF_OK) {
+    kvf_status_t status = kvf_core_grant_check(node->core, chunk, landing_p);
+    if (status == KVF_OK) {
         uint8_t *page = node_page(node, chunk->group_idx, chunk->slot) + chunk->offset;
-        uint8_t *to = landing.at == NULL ? page : landing.at;
-        cr_assert_eq(landing.at != NULL, node->cluster->options.device);
-        if (landing.leaves != NULL) {
-            kvf_copy_leaves(to, data, chunk->bytes, landing.leaves);
-        } else {
-            memcpy(to, data, chunk->bytes);
-        }
-        kvf_core_landed(node->core, chunk);
+        cr_assert_eq(landing_p->at != NULL, node->cluster->options.device);
+        landing_p->at = landing_p->at == NULL ? page : landing_p->at;
     }
+    return status;
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    kvf_core_landed(((node_t *)ctx)->core, chunk);
 }
 
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
@@ -323,7 +324,7 @@ kvf_layout_t cluster_layout(void) {
 
 static void node_start(node_t *node) {
     cluster_t *cluster = node->cluster;
-    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, node};
+    const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, node};
     uint8_t address[64];
     size_t address_bytes;
     node->life = ++cluster->n_lives;
@@ -349,8 +350,9 @@ static void node_start(node_t *node) {
                 .unmap = do_unmap,
                 .digest = do_digest,
                 .ctx = node},
-        .mover_name = "sim",
-        .mover_checked = !cluster->options.one_sided,
+        .mover_names = {"sim"},
+        .n_movers = 1,
+        .movers_checked = !cluster->options.one_sided,
         .mapped_name = cluster->options.fetch ? KVF_NCCL : KVF_MAPPED,
         .hashes_leaves = true,
     };
@@ -369,7 +371,8 @@ static void node_start(node_t *node) {
     }
     cr_assert_eq(kvf_core_create(&config, &node->core), KVF_OK);
     kvf_core_set_time(node->core, node_now(node));
-    cr_assert_eq(kvf_core_set_addresses(node->core, node->address, address, address_bytes), KVF_OK);
+    cr_assert_eq(kvf_core_set_control_address(node->core, node->address), KVF_OK);
+    cr_assert_eq(kvf_core_set_mover_address(node->core, 0, address, address_bytes), KVF_OK);
     if (cluster_is_mapped(cluster)) {
         const mappings_address_t mapped = {node->number, node->life};
         cr_assert_eq(kvf_core_set_mapped_address(node->core, &mapped, sizeof(mapped)), KVF_OK);

@@ -4,16 +4,18 @@
 
 /**
  * @file
- * For the tests of the ucx mover: one agent's end, with what it told, and bytes that say where they
- * come from.
+ * For the tests of movers that carry chunks between processes: one agent's end, with what it told,
+ * and bytes that say where they come from.
  */
 
+#include "transceiver/mover/tcp.h"
 #include "transceiver/mover/ucx.h"
 
 #include "kvmgr/base/clock.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,12 +24,16 @@
 #define N_SLOTS 8U
 #define FILL 0xEE
 
-static const char *const transports[] = {"tcp,self", "posix,self", "auto"};
+#define OWN_TCP "own"
+/* Of ucx; and the mover tcp. */
+static const char *const transports[] = {"tcp,self", "posix,self", "auto", OWN_TCP};
 #define N_TRANSPORTS (sizeof(transports) / sizeof(transports[0]))
+#define N_UCX_TRANSPORTS (N_TRANSPORTS - 1)
 
 /* One agent: a mover, and slots that chunks land in. */
 typedef struct side {
-    kvf_ucx_t *ucx;
+    kvf_log_t log;
+    kvf_ucx_t *ucx; /* NULL: its mover is tcp */
     kvf_mover_t *mover;
     uint8_t *slots;
     uint64_t landed_bytes, n_landed, n_stray;
@@ -40,16 +46,22 @@ typedef struct side {
     size_t address_bytes;
 } side_t;
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     side_t *side = ctx;
     if (chunk->slot >= (int32_t)N_SLOTS || chunk->offset > SLOT_BYTES ||
         chunk->bytes > SLOT_BYTES - chunk->offset || chunk->ordinal != 100 + chunk->slot ||
         chunk->generation != 7 || chunk->group_idx != 3 || chunk->transfer.counter != 42 ||
         chunk->grant_key != 4711) {
         side->n_stray++;
-        return;
+        return KVF_ERR_RANGE;
     }
-    memcpy(side->slots + (uint64_t)chunk->slot * SLOT_BYTES + chunk->offset, data, chunk->bytes);
+    *landing_p =
+        (kvf_landing_t){side->slots + (uint64_t)chunk->slot * SLOT_BYTES + chunk->offset, NULL};
+    return KVF_OK;
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    side_t *side = ctx;
     side->landed_bytes += chunk->bytes;
     side->n_landed++;
 }
@@ -73,19 +85,34 @@ static void on_broken(void *ctx, uint64_t peer, const char *why) {
     side->broken_peer = peer;
 }
 
+static inline struct sockaddr_storage loopback(void) {
+    const struct sockaddr_in in = {.sin_family = AF_INET,
+                                   .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_storage host = {0};
+    memcpy(&host, &in, sizeof(in));
+    return host;
+}
+
 static inline void side_open(side_t *side, const char *tls) {
     const kvf_ucx_config_t config = {tls, "auto", "127.0.0.1"};
-    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, side};
-    kvf_log_t log = kvf_log_stderr(KVF_LOG_WARN);
+    const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, side};
     kvf_detail_t detail = {""};
     memset(side, 0, sizeof(*side));
     side->slots = malloc(N_SLOTS * SLOT_BYTES);
     cr_assert_not_null(side->slots);
     memset(side->slots, FILL, N_SLOTS * SLOT_BYTES);
-    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), &log, &side->ucx, &detail), KVF_OK,
-                 "%s", detail.text);
-    cr_assert_eq(kvf_mover_ucx_create(side->ucx, &sink, &side->mover, &detail), KVF_OK, "%s",
-                 detail.text);
+    side->log = kvf_log_stderr(KVF_LOG_WARN);
+    if (strcmp(tls, OWN_TCP) == 0) {
+        const struct sockaddr_storage host = loopback();
+        cr_assert_eq(kvf_mover_tcp_create(&host, kvf_alloc_default(), &side->log, &sink,
+                                          &side->mover, &detail),
+                     KVF_OK, "%s", detail.text);
+    } else {
+        cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), &side->log, &side->ucx, &detail),
+                     KVF_OK, "%s", detail.text);
+        cr_assert_eq(kvf_mover_ucx_create(side->ucx, &sink, &side->mover, &detail), KVF_OK, "%s",
+                     detail.text);
+    }
     cr_assert_eq(side->mover->ops->address(side->mover, side->address, sizeof(side->address),
                                            &side->address_bytes),
                  KVF_OK);

@@ -64,8 +64,9 @@ static void wait_released(side_t *side) {
 }
 
 /* Called by the agent's thread. */
-static kvf_status_t make_faulty(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
-                                kvf_mover_t **mover_p, kvf_detail_t *detail) {
+static kvf_status_t make_faulty(void *ctx, kvf_agent_t *agent, const char *name,
+                                const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
+                                kvf_detail_t *detail) {
     side_t *side = ctx;
     kvf_mover_t *below;
     kvf_status_t status = kvf_mover_fault_create(sink, kvf_alloc_default(), &side->fault);
@@ -73,7 +74,7 @@ static kvf_status_t make_faulty(void *ctx, kvf_ucx_t *ucx, const kvf_mover_sink_
         return status;
     }
     kvf_mover_sink_t inner = kvf_mover_fault_sink(side->fault);
-    status = kvf_mover_ucx_create(ucx, &inner, &below, detail);
+    status = kvf_agent_make_mover(NULL, agent, name, &inner, &below, detail);
     if (status == KVF_OK) {
         *mover_p = kvf_mover_fault_stack(side->fault, below);
     }
@@ -101,6 +102,7 @@ static void side_make(side_t *side, const char *instance, const char *memory, in
 static void side_open(side_t *side, const char *instance, const char *memory, bool faulty) {
     side_make(side, instance, memory, N_PAGES);
     if (faulty) {
+        side->agent->n_movers = 1;
         side->agent->make_mover = make_faulty;
         side->agent->make_mover_ctx = side;
     }

@@ -25,9 +25,14 @@ static uint8_t source[N_PIECES][SLOT_BYTES];
 static kvf_piece_t pieces[N_PIECES];
 static kvf_window_t window;
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     (void)ctx;
-    memcpy(slots[chunk->slot] + chunk->offset, data, chunk->bytes);
+    *landing_p = (kvf_landing_t){slots[chunk->slot] + chunk->offset, NULL};
+    return KVF_OK;
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    (void)ctx;
     landed_ordinal[chunk->slot] = chunk->ordinal;
 }
 
@@ -48,7 +53,7 @@ static void on_broken(void *ctx, uint64_t peer, const char *why) {
 
 static void open_stack(void) {
     const kvf_sim_config_t config = {true, 48, NULL, NULL};
-    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, NULL};
+    const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, NULL};
     kvf_mover_sink_t below_sink;
     kvf_mover_t *below;
     uint8_t address[8];
@@ -256,7 +261,7 @@ Test(mover_fault, without_memory_a_post_starts_nothing) {
     cr_assert_eq(slots[0][0], 0x30);
     close_stack();
 
-    const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, NULL};
+    const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, NULL};
     kvf_mover_fault_t *none = NULL;
     kvf_alloc_fail_init(&fail, 1);
     cr_assert_eq(kvf_mover_fault_create(&sink, &fail.table, &none), KVF_ERR_NO_MEMORY);

@@ -21,15 +21,20 @@ typedef struct agent {
 
 static agent_t agents[3]; /* numbers 1 and 2 */
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     agent_t *agent = ctx;
     if (agent->refuse) {
         agent->n_refused++;
-        return;
+        return KVF_ERR_RANGE;
     }
     cr_assert_leq(chunk->offset + chunk->bytes, SLOT_BYTES);
-    memcpy(agent->slots[chunk->slot] + chunk->offset, data, chunk->bytes);
-    agent->n_landed++;
+    *landing_p = (kvf_landing_t){agent->slots[chunk->slot] + chunk->offset, NULL};
+    return KVF_OK;
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    (void)chunk;
+    ((agent_t *)ctx)->n_landed++;
 }
 
 static void on_moved(void *ctx, kvf_window_t *window, kvf_status_t status) {
@@ -61,7 +66,7 @@ static kvf_sim_net_t *open_net(const kvf_alloc_t *alloc, bool checked) {
     cr_assert_eq(kvf_sim_net_create(&config, alloc, &net), KVF_OK);
     memset(agents, 0, sizeof(agents));
     for (uint64_t i = 1; i <= 2; i++) {
-        const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, &agents[i]};
+        const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, &agents[i]};
         memset(agents[i].slots, FILL, sizeof(agents[i].slots));
         cr_assert_eq(kvf_mover_sim_create(net, i, &sink, &agents[i].mover), KVF_OK);
         cr_assert_eq(agents[i].mover->ops->checked, checked);
@@ -282,7 +287,7 @@ Test(mover_sim, post_without_memory_starts_nothing) {
     cr_assert_eq(fail.live, 0);
     for (uint64_t n = 1; n <= 2; n++) {
         const kvf_sim_config_t config = {true, 16, NULL, NULL};
-        const kvf_mover_sink_t sink = {on_land, on_moved, on_broken, &agents[1]};
+        const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, &agents[1]};
         kvf_mover_t *mover = NULL;
         net = NULL;
         kvf_alloc_fail_init(&fail, n);

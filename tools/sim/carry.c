@@ -22,8 +22,9 @@ static path_t *find_path(const node_t *node, uint64_t number) {
     return path;
 }
 
-kvf_status_t carry_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                           kvf_detail_t *detail) {
+kvf_status_t carry_connect(void *ctx, uint64_t peer, uint32_t mover_idx, const void *address,
+                           size_t bytes, kvf_detail_t *detail) {
+    (void)mover_idx;
     node_t *node = ctx;
     uint64_t parts[2];
     if (bytes != sizeof(parts) || find_path(node, peer) != NULL) {
@@ -72,7 +73,8 @@ static void fail_jobs(node_t *node, uint64_t number) {
     }
 }
 
-void carry_disconnect(void *ctx, uint64_t peer) {
+void carry_disconnect(void *ctx, uint64_t peer, uint32_t mover_idx) {
+    (void)mover_idx;
     node_t *node = ctx;
     path_t **at = &node->paths;
     fail_jobs(node, peer);

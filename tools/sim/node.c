@@ -220,8 +220,9 @@ void node_start(node_t *node) {
                 .page = do_page,
                 .verify = do_verify,
                 .ctx = node},
-        .mover_name = "sim",
-        .mover_checked = !world->script->scenario->one_sided,
+        .mover_names = {"sim"},
+        .n_movers = 1,
+        .movers_checked = !world->script->scenario->one_sided,
         .mapped_name = world->fetches ? KVF_NCCL : KVF_MAPPED,
         .hashes_leaves = true,
     };
@@ -258,7 +259,8 @@ void node_start(node_t *node) {
         abort();
     }
     kvf_core_set_time(node->core, world->now_us);
-    if (kvf_core_set_addresses(node->core, node->address, address, sizeof(address)) != KVF_OK) {
+    if (kvf_core_set_control_address(node->core, node->address) != KVF_OK ||
+        kvf_core_set_mover_address(node->core, 0, address, sizeof(address)) != KVF_OK) {
         abort();
     }
     if (node->lends &&

@@ -345,9 +345,9 @@ void wire_cut_flipped(kvf_world_t *world);
 void wire_drop(node_t *node, kvf_dice_t *dice);
 
 /* ---- carry.c ---- */
-kvf_status_t carry_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                           kvf_detail_t *detail);
-void carry_disconnect(void *ctx, uint64_t peer);
+kvf_status_t carry_connect(void *ctx, uint64_t peer, uint32_t mover_idx, const void *address,
+                           size_t bytes, kvf_detail_t *detail);
+void carry_disconnect(void *ctx, uint64_t peer, uint32_t mover_idx);
 kvf_status_t carry_post(void *ctx, kvf_window_t *window);
 void carry_event(kvf_world_t *world, const event_t *event);
 /** Break the data paths of two nodes. */

@@ -33,9 +33,14 @@ static kvf_mover_fault_t *fault_of(kvf_mover_t *base) {
 
 /* ---- from below ------------------------------------------------------------------------------ */
 
-static void on_land(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data) {
+static kvf_status_t on_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
     const kvf_mover_fault_t *fault = ctx;
-    fault->sink.land(fault->sink.ctx, chunk, data);
+    return fault->sink.place(fault->sink.ctx, chunk, landing_p);
+}
+
+static void on_landed(void *ctx, const kvf_chunk_t *chunk) {
+    const kvf_mover_fault_t *fault = ctx;
+    fault->sink.landed(fault->sink.ctx, chunk);
 }
 
 static void on_moved(void *ctx, kvf_window_t *carried, kvf_status_t status) {
@@ -218,7 +223,7 @@ kvf_status_t kvf_mover_fault_create(const kvf_mover_sink_t *sink, const kvf_allo
 }
 
 kvf_mover_sink_t kvf_mover_fault_sink(kvf_mover_fault_t *fault) {
-    return (kvf_mover_sink_t){on_land, on_moved, on_broken, fault};
+    return (kvf_mover_sink_t){on_place, on_landed, on_moved, on_broken, fault};
 }
 
 kvf_mover_t *kvf_mover_fault_stack(kvf_mover_fault_t *fault, kvf_mover_t *below) {

@@ -4,18 +4,21 @@
 
 /**
  * @file
- * What carries bytes from pages of this agent into pages of a peer. One table; ucx and sim are rows
- * of it.
+ * What carries bytes from pages of this agent into pages of a peer. One table; tcp, ucx and sim are
+ * rows of it.
  *
  * The core cuts a transfer into windows of pieces; a mover carries a window and says when it is
  * done. It knows nothing about requests, grants or ordinals beyond the numbers that it takes along
  * for the other end's check.
  */
 
+#include "kernels/copy.h"
 #include "kvmgr/base/alloc.h"
 #include "kvmgr/base/log.h"
 #include "proto/chunk.h"
 #include "transceiver/mover/crew.h"
+
+#include <string.h>
 
 /** One copy: consecutive bytes of one page. */
 typedef struct kvf_piece {
@@ -38,6 +41,7 @@ typedef struct kvf_window {
     kvf_transfer_id_t transfer;
     uint64_t grant_key; /**< the receiver's; goes with every chunk */
     uint64_t peer;
+    uint32_t mover_idx; /**< which of the agent's movers carries it */
     kvf_piece_t *pieces;
     uint32_t n_pieces;
     uint64_t bytes; /**< sum over the pieces */
@@ -46,15 +50,27 @@ typedef struct kvf_window {
     uint64_t owner; /**< the poster's, untouched */
 } kvf_window_t;
 
+/** Where the bytes of a chunk may be written. */
+typedef struct kvf_landing {
+    uint8_t *at;      /**< its first byte */
+    uint64_t *leaves; /**< gets the hashes of the chunk's leaves, as kvf_copy_leaves() makes them;
+                         NULL: nobody wants them */
+} kvf_landing_t;
+
 /** What a mover calls. Never from inside post; always on the thread that calls progress. */
 typedef struct kvf_mover_sink {
     /**
-     * A chunk of a peer's piece arrived (checked movers only): check its grant, copy.
+     * A chunk of a peer's piece comes (checked movers only): check its grant, and say where it may
+     * be written. That holds until the mover returns, or calls the sink for something else than
+     * the places of further chunks; then it asks again. A part of it may be written, and no more
+     * follow.
      *
      * @param chunk  Where it wants to go. Not to be trusted.
-     * @param data   chunk->bytes bytes; borrowed for the call.
+     * @return KVF_OK; otherwise it was counted and must be dropped.
      */
-    void (*land)(void *ctx, const kvf_chunk_t *chunk, const uint8_t *data);
+    kvf_status_t (*place)(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p);
+    /** All bytes of that chunk are where place said, and so are the hashes of its leaves. */
+    void (*landed)(void *ctx, const kvf_chunk_t *chunk);
     /**
      * A posted window is done: no operation of it is outstanding at this end. Exactly once per
      * accepted post.
@@ -68,6 +84,21 @@ typedef struct kvf_mover_sink {
     void (*broken)(void *ctx, uint64_t peer, const char *why);
     void *ctx;
 } kvf_mover_sink_t;
+
+/** Take a chunk whose bytes are all there. @param data  chunk->bytes bytes; borrowed. */
+static inline void kvf_mover_land(const kvf_mover_sink_t *sink, const kvf_chunk_t *chunk,
+                                  const uint8_t *data) {
+    kvf_landing_t landing;
+    if (sink->place(sink->ctx, chunk, &landing) != KVF_OK) {
+        return;
+    }
+    if (landing.leaves != NULL) {
+        kvf_copy_leaves(landing.at, data, chunk->bytes, landing.leaves);
+    } else {
+        memcpy(landing.at, data, chunk->bytes);
+    }
+    sink->landed(sink->ctx, chunk);
+}
 
 typedef struct kvf_mover kvf_mover_t;
 

@@ -323,7 +323,7 @@ static unsigned sim_progress(kvf_mover_t *base) {
     path_t *path;
     for (; (packet = m->inbox) != NULL; n++) {
         DL_DELETE(m->inbox, packet);
-        m->sink.land(m->sink.ctx, &packet->what.chunk, packet->data);
+        kvf_mover_land(&m->sink, &packet->what.chunk, packet->data);
         kvf_free(m->net->alloc, packet);
     }
     for (; (job = next_done(m)) != NULL; n++) {

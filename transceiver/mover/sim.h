@@ -18,7 +18,7 @@
 typedef struct kvf_sim_net kvf_sim_net_t;
 
 typedef struct kvf_sim_config {
-    /** true: an arrived chunk is given to the receiver's sink.land in its next progress. false:
+    /** true: an arrived chunk is handed to the receiver's sink in its next progress. false:
      * one-sided, its bytes are written at once to where find says, whatever the receiver thinks of
      * it. */
     bool checked;

@@ -9,90 +9,36 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define HASH_FUNCTION HASH_FNV
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(bytes) kvf_alloc(m->alloc, bytes)
-#define uthash_free(ptr, bytes) kvf_free(m->alloc, ptr)
-#define uthash_nonfatal_oom(peer) (peer)->unlisted = true
-#include <uthash.h>
 #include <utlist.h>
 
-#define MAX_PEERS 4096U                  /* paths, those that are ending included */
 #define TURN_ROUNDS 64U                  /* of one progress call */
 #define TURN_BYTES (UINT64_C(256) << 10) /* sent, and landed, in one progress call */
-
-struct peer;
 
 /* One worker receives from all peers; each path has another one to send. */
 typedef struct mover {
     kvf_mover_t base;
     kvf_ucx_t *ucx;
-    const kvf_alloc_t *alloc;
-    kvf_mover_sink_t sink;
     ucp_worker_h worker;
     int fd;                    /* readable when a worker's is */
     kvf_ucx_release_t release; /* of UCX */
-    bool ending;
-    struct peer *by_number; /* connected, broken ones included */
-    struct peer *peers;     /* all, in the order of their turns */
-    uint32_t n_peers;
+    kvf_routes_t routes;
     uint64_t turn_bytes; /* landed in this progress call */
     uint64_t n_refused;
 } mover_t;
 
-typedef struct peer {
-    uint64_t number;
-    kvf_ucx_path_t *path;
-    bool told;     /* the sink knows that the path is broken, or need not */
-    bool gone;     /* disconnected */
-    bool unlisted; /* no memory to list it in by_number */
-    struct peer *prev, *next;
-    UT_hash_handle hh;
-} peer_t;
+static const kvf_route_ops_t path_ops = {
+    .can_send = kvf_ucx_path_can_send,
+    .send = kvf_ucx_path_send,
+    .close = kvf_ucx_path_close,
+    .destroy = kvf_ucx_path_destroy,
+};
 
 static mover_t *mover_of(kvf_mover_t *base) {
     return (mover_t *)base;
 }
 
-static peer_t *find_peer(mover_t *m, uint64_t number) {
-    peer_t *peer;
-    HASH_FIND(hh, m->by_number, &number, sizeof(number), peer);
-    return peer;
-}
-
-/* ---- sending --------------------------------------------------------------------------------- */
-
 static kvf_status_t ucx_post(kvf_mover_t *base, kvf_window_t *window) {
-    peer_t *peer = find_peer(mover_of(base), window->peer);
-    return peer == NULL ? KVF_ERR_PEER_LOST : kvf_ucx_path_post(peer->path, window);
-}
-
-/* The next peer that can send; its turn is over when it has sent a chunk's worth. */
-static peer_t *next_turn(const mover_t *m) {
-    peer_t *peer;
-    DL_FOREACH(m->peers, peer) {
-        if (kvf_ucx_path_can_send(peer->path)) {
-            return peer;
-        }
-    }
-    return NULL;
-}
-
-static unsigned send_some(mover_t *m) {
-    unsigned n = 0;
-    uint64_t sent = 0;
-    peer_t *peer;
-    while (sent < TURN_BYTES && (peer = next_turn(m)) != NULL) {
-        uint64_t turn = 0;
-        DL_DELETE(m->peers, peer);
-        DL_APPEND(m->peers, peer);
-        while (turn < KVF_UCX_CHUNK_BYTES && kvf_ucx_path_can_send(peer->path)) {
-            turn += kvf_ucx_path_send(peer->path);
-            n++;
-        }
-        sent += turn;
-    }
-    return n;
+    return kvf_routes_post(&mover_of(base)->routes, window);
 }
 
 /* ---- paths ----------------------------------------------------------------------------------- */
@@ -104,58 +50,6 @@ static bool watch(const mover_t *m, ucp_worker_h worker) {
            epoll_ctl(m->fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* End what is broken or given up. A descriptor leaves m->fd when it is closed. */
-static void tend(mover_t *m) {
-    peer_t *peer;
-    DL_FOREACH(m->peers, peer) {
-        if (peer->gone || kvf_ucx_path_broken(peer->path) != NULL) {
-            kvf_ucx_path_close(peer->path);
-        }
-    }
-}
-
-/* A peer about which the sink must be told something. */
-static peer_t *next_news(const mover_t *m) {
-    peer_t *peer;
-    DL_FOREACH(m->peers, peer) {
-        if (kvf_ucx_path_has_done(peer->path) ||
-            (!peer->told && kvf_ucx_path_broken(peer->path) != NULL)) {
-            return peer;
-        }
-    }
-    return NULL;
-}
-
-/* Tell the sink what ended: windows before the path that carried them. It may post, connect and
- * disconnect. */
-static unsigned tell(mover_t *m) {
-    unsigned n = 0;
-    for (peer_t *peer; (peer = next_news(m)) != NULL; n++) {
-        kvf_status_t status;
-        kvf_window_t *window = kvf_ucx_path_take(peer->path, &status);
-        if (window != NULL) {
-            m->sink.moved(m->sink.ctx, window, status);
-        } else {
-            peer->told = true;
-            m->sink.broken(m->sink.ctx, peer->number, kvf_ucx_path_broken(peer->path));
-        }
-    }
-    return n;
-}
-
-static void reap(mover_t *m) {
-    peer_t *peer, *next;
-    DL_FOREACH_SAFE(m->peers, peer, next) {
-        if (peer->gone && kvf_ucx_path_worker(peer->path) == NULL &&
-            kvf_ucx_path_idle(peer->path)) {
-            DL_DELETE(m->peers, peer);
-            m->n_peers--;
-            kvf_ucx_path_destroy(peer->path);
-            kvf_free(m->alloc, peer);
-        }
-    }
-}
-
 static kvf_status_t ucx_connect(kvf_mover_t *base, uint64_t number, const void *address,
                                 size_t bytes, kvf_detail_t *detail) {
     mover_t *m = mover_of(base);
@@ -163,62 +57,34 @@ static kvf_status_t ucx_connect(kvf_mover_t *base, uint64_t number, const void *
     const void *inside;
     size_t inside_bytes;
 
-    if (number == 0 || find_peer(m, number) != NULL || m->ending) {
-        return kvf_fail(detail, KVF_ERR_INVALID, "peer number %llu is in use",
-                        (unsigned long long)number);
+    kvf_route_t *route;
+    kvf_status_t status = kvf_routes_check(&m->routes, number, detail);
+    if (status == KVF_OK) {
+        status = kvf_ucx_address_unwrap(m->release, address, bytes, &inside, &inside_bytes, detail);
     }
-    kvf_status_t status =
-        kvf_ucx_address_unwrap(m->release, address, bytes, &inside, &inside_bytes, detail);
     if (status != KVF_OK) {
         return status;
     }
     memcpy(aligned, inside, inside_bytes);
-    if (m->n_peers == MAX_PEERS) {
-        return kvf_fail(detail, KVF_ERR_AGAIN, "%u paths are open or closing", MAX_PEERS);
-    }
-    peer_t *peer = kvf_calloc(m->alloc, 1, sizeof(*peer));
-    if (peer == NULL) {
-        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
-    }
-    peer->number = number;
-    status = kvf_ucx_path_create(m->ucx, (const ucp_address_t *)aligned, &peer->path, detail);
+    status = kvf_ucx_path_create(m->ucx, (const ucp_address_t *)aligned, &route, detail);
     if (status != KVF_OK) {
-        goto err_free;
+        return status;
     }
-    if (!watch(m, kvf_ucx_path_worker(peer->path))) {
+    if (!watch(m, kvf_ucx_path_worker(route))) {
         status =
             kvf_fail(detail, KVF_ERR_IO, "a path to a peer cannot be polled: %s", strerror(errno));
-        goto err_path;
+    } else {
+        status = kvf_routes_add(&m->routes, route, number, detail);
     }
-    HASH_ADD(hh, m->by_number, number, sizeof(peer->number), peer);
-    if (peer->unlisted) {
-        status = kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
-        goto err_path;
+    if (status != KVF_OK) {
+        kvf_ucx_path_close(route); /* its descriptor leaves m->fd when it is closed */
+        kvf_ucx_path_destroy(route);
     }
-    DL_APPEND(m->peers, peer);
-    m->n_peers++;
-    return KVF_OK;
-
-err_path:
-    kvf_ucx_path_close(peer->path);
-    kvf_ucx_path_destroy(peer->path);
-err_free:
-    kvf_free(m->alloc, peer);
     return status;
 }
 
-static void leave_peer(mover_t *m, peer_t *peer) {
-    HASH_DELETE(hh, m->by_number, peer);
-    peer->gone = true;
-    peer->told = true;
-}
-
 static void ucx_disconnect(kvf_mover_t *base, uint64_t number) {
-    mover_t *m = mover_of(base);
-    peer_t *peer = find_peer(m, number);
-    if (peer != NULL) {
-        leave_peer(m, peer);
-    }
+    kvf_routes_leave(&mover_of(base)->routes, number);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -227,7 +93,7 @@ static ucs_status_t on_chunk(void *arg, const void *header, size_t header_bytes,
                              size_t bytes, const ucp_am_recv_param_t *param) {
     mover_t *m = arg;
     kvf_chunk_t chunk;
-    if (m->ending) {
+    if (m->routes.ending) {
         return UCS_OK;
     }
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 ||
@@ -240,16 +106,16 @@ static ucs_status_t on_chunk(void *arg, const void *header, size_t header_bytes,
         return UCS_OK;
     }
     m->turn_bytes += bytes;
-    m->sink.land(m->sink.ctx, &chunk, data);
+    kvf_mover_land(&m->routes.sink, &chunk, data);
     return UCS_OK;
 }
 
 /* Advance every worker. */
 static unsigned advance(mover_t *m) {
     unsigned n = ucp_worker_progress(m->worker);
-    peer_t *peer;
-    DL_FOREACH(m->peers, peer) {
-        ucp_worker_h worker = kvf_ucx_path_worker(peer->path);
+    const kvf_route_t *route;
+    DL_FOREACH(m->routes.all, route) {
+        ucp_worker_h worker = kvf_ucx_path_worker(route);
         n += worker == NULL ? 0 : ucp_worker_progress(worker);
     }
     return n;
@@ -261,7 +127,7 @@ static unsigned ucx_progress(kvf_mover_t *base) {
     unsigned n = 0;
     kvf_ucx_scope_enter(&scope, &m->ucx->log);
     m->turn_bytes = 0;
-    n += send_some(m);
+    n += kvf_routes_send(&m->routes, &path_ops, KVF_UCX_CHUNK_BYTES, TURN_BYTES);
     for (uint32_t i = 0; i < TURN_ROUNDS && m->turn_bytes < TURN_BYTES; i++) {
         unsigned did = advance(m);
         if (did == 0) {
@@ -269,9 +135,7 @@ static unsigned ucx_progress(kvf_mover_t *base) {
         }
         n += did;
     }
-    tend(m);
-    n += tell(m);
-    reap(m);
+    n += kvf_routes_tend(&m->routes, &path_ops);
     kvf_ucx_scope_leave(&scope);
     return n;
 }
@@ -282,13 +146,13 @@ static int ucx_fd(kvf_mover_t *base) {
 
 static bool ucx_arm(kvf_mover_t *base) {
     const mover_t *m = mover_of(base);
-    const peer_t *peer;
-    if (next_turn(m) != NULL || next_news(m) != NULL) {
+    const kvf_route_t *route;
+    if (kvf_routes_busy(&m->routes, &path_ops)) {
         return false;
     }
-    DL_FOREACH(m->peers, peer) {
-        ucp_worker_h worker = kvf_ucx_path_worker(peer->path);
-        if (worker != NULL && (peer->gone || ucp_worker_arm(worker) != UCS_OK)) {
+    DL_FOREACH(m->routes.all, route) {
+        ucp_worker_h worker = kvf_ucx_path_worker(route);
+        if (worker != NULL && ucp_worker_arm(worker) != UCS_OK) {
             return false;
         }
     }
@@ -316,22 +180,15 @@ static kvf_status_t ucx_address(kvf_mover_t *base, void *buf, size_t cap, size_t
 static void ucx_destroy(kvf_mover_t *base) {
     mover_t *m = mover_of(base);
     kvf_ucx_scope_t scope;
-    peer_t *peer, *next;
     if (m == NULL) {
         return;
     }
     kvf_ucx_scope_enter(&scope, &m->ucx->log);
-    m->ending = true;
-    HASH_ITER(hh, m->by_number, peer, next) {
-        leave_peer(m, peer);
-    }
-    tend(m);
-    (void)tell(m);
-    reap(m);
+    kvf_routes_end(&m->routes, &path_ops);
     ucp_worker_destroy(m->worker);
     (void)close(m->fd);
     kvf_ucx_scope_leave(&scope);
-    kvf_free(m->alloc, m);
+    kvf_free(m->ucx->alloc, m);
 }
 
 uint64_t kvf_mover_ucx_refused(const kvf_mover_t *mover) {
@@ -367,8 +224,8 @@ kvf_status_t kvf_mover_ucx_create(kvf_ucx_t *ucx, const kvf_mover_sink_t *sink,
     }
     m->base.ops = &ucx_ops;
     m->ucx = ucx;
-    m->alloc = ucx->alloc;
-    m->sink = *sink;
+    m->routes.alloc = ucx->alloc;
+    m->routes.sink = *sink;
     ucp_get_version(&m->release.major, &m->release.minor, &release);
 
     const ucp_am_handler_param_t handler = {

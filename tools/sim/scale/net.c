@@ -109,8 +109,9 @@ void net_message(scale_t *scale, const scale_event_t *event) {
 
 /* ---- links ---- */
 
-static kvf_status_t do_connect(void *ctx, uint64_t peer, const void *address, size_t bytes,
-                               kvf_detail_t *detail) {
+static kvf_status_t do_connect(void *ctx, uint64_t peer, uint32_t mover_idx, const void *address,
+                               size_t bytes, kvf_detail_t *detail) {
+    (void)mover_idx;
     scale_node_t *node = ctx;
     if (bytes != sizeof(uint32_t)) {
         return kvf_fail(detail, KVF_ERR_INVALID, "no address");
@@ -128,7 +129,8 @@ static kvf_status_t do_connect(void *ctx, uint64_t peer, const void *address, si
     return KVF_OK;
 }
 
-static void do_disconnect(void *ctx, uint64_t peer) {
+static void do_disconnect(void *ctx, uint64_t peer, uint32_t mover_idx) {
+    (void)mover_idx;
     (void)ctx;
     (void)peer;
 }

@@ -123,8 +123,9 @@ static kvf_status_t node_start(scale_t *scale, uint32_t idx) {
                                 .rand = {node_fill, node},
                                 .log = &node->log,
                                 .out = scale_out,
-                                .mover_name = "model",
-                                .mover_checked = false};
+                                .mover_names = {"model"},
+                                .n_movers = 1,
+                                .movers_checked = false};
     config.out.ctx = node;
     const uint64_t live_bytes = scale->live_bytes;
     kvf_status_t status = KVF_OK;
@@ -138,7 +139,10 @@ static kvf_status_t node_start(scale_t *scale, uint32_t idx) {
     }
     if (status == KVF_OK) {
         kvf_core_set_time(node->core, scale->now_ns / 1000);
-        status = kvf_core_set_addresses(node->core, node->address, &node->idx, sizeof(node->idx));
+        status = kvf_core_set_control_address(node->core, node->address);
+    }
+    if (status == KVF_OK) {
+        status = kvf_core_set_mover_address(node->core, 0, &node->idx, sizeof(node->idx));
     }
     return status;
 }

@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-static size_t transport_idx[] = {0, 1, 2};
+static size_t transport_idx[] = {0, 1, 2, 3};
 
 #define N_BIG 12U
 
@@ -63,11 +63,11 @@ static uint64_t wait_for_all(side_t *side, uint64_t patience_us) {
     return now_us() - start;
 }
 
-ParameterizedTestParameters(mover_ucx_ends, disconnect) {
+ParameterizedTestParameters(movers_ends, disconnect) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
-ParameterizedTest(size_t *idx, mover_ucx_ends, disconnect, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, disconnect, .timeout = 60) {
     side_t a, b;
     load_t load;
     side_open(&a, transports[*idx]);
@@ -107,13 +107,13 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, disconnect, .timeout = 60) {
     free(load.source);
 }
 
-ParameterizedTestParameters(mover_ucx_ends, not_handed_over) {
+ParameterizedTestParameters(movers_ends, not_handed_over) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
 /* UCX has all of a window, buffers have some of it, and the peer reads nothing: it must not pass
  * for moved. */
-ParameterizedTest(size_t *idx, mover_ucx_ends, not_handed_over, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, not_handed_over, .timeout = 60) {
     side_t a, b;
     side_open(&a, transports[*idx]);
     side_open(&b, transports[*idx]);
@@ -146,7 +146,7 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, not_handed_over, .timeout = 60) {
 
 /* What an ended path still had to send is not sent, and nothing of it is used any more, even when
  * the peer takes data again and closes its end in one and the same moment. */
-Test(mover_ucx_ends, thaw_after_disconnect, .timeout = 60) {
+Test(movers_ends, thaw_after_disconnect, .timeout = 60) {
     (void)mallopt(M_PERTURB, 0x5a); /* what UCX freed does not look alive */
     for (int i = 0; i < 20; i++) {
         side_t a, b;
@@ -185,13 +185,17 @@ Test(mover_ucx_ends, thaw_after_disconnect, .timeout = 60) {
     }
 }
 
+ParameterizedTestParameters(movers_ends, disconnect_before_broken) {
+    return cr_make_param_array(size_t, transport_idx + 2, 2);
+}
+
 /* Whoever hears of a failed window and disconnects is not told that the path broke. */
-Test(mover_ucx_ends, disconnect_before_broken, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, disconnect_before_broken, .timeout = 60) {
     for (int leave = 0; leave <= 1; leave++) {
         side_t a, b;
         load_t load;
-        side_open(&a, "auto");
-        side_open(&b, "auto");
+        side_open(&a, transports[*idx]);
+        side_open(&b, transports[*idx]);
         side_connect(&a, 1, b.address, b.address_bytes);
         post_load(&load, &a);
         while (b.n_landed < 1) {
@@ -209,11 +213,11 @@ Test(mover_ucx_ends, disconnect_before_broken, .timeout = 60) {
     }
 }
 
-ParameterizedTestParameters(mover_ucx_ends, destroy) {
+ParameterizedTestParameters(movers_ends, destroy) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
-ParameterizedTest(size_t *idx, mover_ucx_ends, destroy, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, destroy, .timeout = 60) {
     side_t a, b;
     load_t load;
     side_open(&a, transports[*idx]);
@@ -257,11 +261,11 @@ static pid_t start_victim(const char *tls, uint64_t landings, int *from_p) {
     return pid;
 }
 
-ParameterizedTestParameters(mover_ucx_ends, killed_peer) {
+ParameterizedTestParameters(movers_ends, killed_peer) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
-ParameterizedTest(size_t *idx, mover_ucx_ends, killed_peer, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, killed_peer, .timeout = 60) {
     const bool tells = strstr(transports[*idx], "posix,self") == NULL;
     int from;
     char byte;
@@ -323,11 +327,11 @@ static pid_t start_sleeper(const char *tls, int *from_p) {
     return pid;
 }
 
-ParameterizedTestParameters(mover_ucx_ends, sleeps_and_wakes) {
+ParameterizedTestParameters(movers_ends, sleeps_and_wakes) {
     return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
 }
 
-ParameterizedTest(size_t *idx, mover_ucx_ends, sleeps_and_wakes, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, sleeps_and_wakes, .timeout = 60) {
     int from;
     char byte;
     pid_t pid = start_sleeper(transports[*idx], &from);
@@ -362,16 +366,20 @@ ParameterizedTest(size_t *idx, mover_ucx_ends, sleeps_and_wakes, .timeout = 60) 
     free(source);
 }
 
+ParameterizedTestParameters(movers_ends, a_stuck_peer) {
+    return cr_make_param_array(size_t, transport_idx, N_TRANSPORTS);
+}
+
 /* ---- two peers ---------------------------------------------------------------------------------
  */
 
 /* One that does not read holds up nobody else. */
-Test(mover_ucx_ends, a_stuck_peer, .timeout = 60) {
+ParameterizedTest(size_t *idx, movers_ends, a_stuck_peer, .timeout = 60) {
     side_t a, stuck, c;
     load_t load;
-    side_open(&a, "auto");
-    side_open(&stuck, "auto");
-    side_open(&c, "auto");
+    side_open(&a, transports[*idx]);
+    side_open(&stuck, transports[*idx]);
+    side_open(&c, transports[*idx]);
     side_connect(&a, 1, stuck.address, stuck.address_bytes);
     side_connect(&a, 2, c.address, c.address_bytes);
     post_load(&load, &a);

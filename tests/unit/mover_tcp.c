@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is the tcp mover's own: strangers, broken frames, and places that become void. (movers.c and
+ * movers_ends.c have what it does like others.) */
+#include "tests/support/mover_side.h"
+
+#include "transceiver/mover/tcp_wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+static kvf_tcp_address_t address_of(const side_t *side) {
+    kvf_tcp_address_t address;
+    cr_assert_eq(kvf_tcp_address_read(side->address, side->address_bytes, &address, NULL), KVF_OK);
+    return address;
+}
+
+/* A connection without a mover. */
+static int dial(const side_t *side) {
+    const kvf_tcp_address_t address = address_of(side);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(
+        connect(fd, (const struct sockaddr *)&address.at, kvf_tcp_address_length(&address.at)), 0);
+    return fd;
+}
+
+static void send_all(int fd, const void *data, size_t bytes) {
+    cr_assert_eq(send(fd, data, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
+}
+
+static int dial_proven(const side_t *side) {
+    const kvf_tcp_address_t address = address_of(side);
+    uint8_t preamble[KVF_TCP_PREAMBLE_BYTES];
+    int fd = dial(side);
+    kvf_tcp_preamble_write(address.token, preamble);
+    send_all(fd, preamble, sizeof(preamble));
+    return fd;
+}
+
+static void turn_a_while(side_t *side) {
+    struct pollfd readable = {side->mover->ops->fd(side->mover), POLLIN, 0};
+    while (turn(side) > 0 || poll(&readable, 1, 20) > 0) {
+    }
+}
+
+/* Whether the other end has closed. */
+static bool is_closed(int fd) {
+    char byte;
+    ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
+    return got == 0 || (got < 0 && errno != EAGAIN);
+}
+
+static kvf_chunk_t chunk_at(int32_t slot, uint64_t offset, uint64_t bytes) {
+    kvf_chunk_t chunk = {.group_idx = 3,
+                         .slot = slot,
+                         .ordinal = 100 + slot,
+                         .generation = 7,
+                         .grant_key = 4711,
+                         .offset = offset,
+                         .bytes = bytes};
+    chunk.transfer.counter = 42;
+    return chunk;
+}
+
+/* A frame with its bytes. @return Its length. */
+static size_t make_frame(const kvf_chunk_t *chunks, uint32_t n, const uint8_t *source,
+                         uint8_t *out) {
+    size_t at = KVF_TCP_HEAD_BYTES;
+    kvf_tcp_head_write(n, out);
+    for (uint32_t i = 0; i < n; i++, at += KVF_CHUNK_HEADER_BYTES) {
+        kvf_chunk_encode(&chunks[i], out + at);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(out + at, source, chunks[i].bytes);
+        source += chunks[i].bytes;
+        at += chunks[i].bytes;
+    }
+    return at;
+}
+
+/* A peer that does as it should, after all that. */
+static void expect_to_work(side_t *b) {
+    side_t a;
+    side_open(&a, OWN_TCP);
+    side_connect(&a, 1, b->address, b->address_bytes);
+    uint8_t *source = make_source(300000);
+    kvf_piece_t piece = piece_at(source, 0, 300000, 7, 11);
+    kvf_window_t window = window_of(&piece, 1);
+    b->landed_bytes = 0;
+    cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+    run_until_landed(&a, b, 1, 300000);
+    cr_assert_arr_eq(b->slots + 7 * SLOT_BYTES + 11, source, 300000);
+    side_close(&a);
+    free(source);
+}
+
+Test(mover_tcp, strangers, .timeout = 60) {
+    side_t b;
+    side_open(&b, OWN_TCP);
+    const kvf_tcp_address_t address = address_of(&b);
+    uint8_t preamble[KVF_TCP_PREAMBLE_BYTES];
+    int fds[4];
+    for (int i = 0; i < 4; i++) {
+        fds[i] = dial(&b);
+    }
+    kvf_tcp_preamble_write(address.token, preamble);
+    preamble[31] ^= 1; /* the token's last bit */
+    send_all(fds[0], preamble, sizeof(preamble));
+    send_all(fds[1], "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 35);
+    send_all(fds[2], preamble, 31); /* and waits */
+    shutdown(fds[3], SHUT_WR);
+    turn_a_while(&b);
+    cr_expect(is_closed(fds[0]));
+    cr_expect(is_closed(fds[1]));
+    cr_expect_not(is_closed(fds[2]));
+    cr_expect(is_closed(fds[3]));
+    cr_expect_eq(kvf_mover_tcp_refused(b.mover), 2);
+    expect_to_work(&b);
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+    cr_expect_eq(b.n_stray, 0);
+    side_close(&b);
+}
+
+/* More than there may be at once: the oldest go, peers come. */
+Test(mover_tcp, many_strangers, .timeout = 60) {
+    enum { N = 100 };
+    int fds[N];
+    side_t b;
+    side_open(&b, OWN_TCP);
+    for (int i = 0; i < N; i++) {
+        fds[i] = dial(&b);
+        turn_a_while(&b);
+    }
+    for (int i = 0; i < N; i++) {
+        cr_expect_eq(is_closed(fds[i]), i < N - 64, "%d", i);
+    }
+    expect_to_work(&b);
+    for (int i = 0; i < N; i++) {
+        close(fds[i]);
+    }
+    side_close(&b);
+}
+
+/* Without descriptors nobody is accepted, nothing spins; and all goes on when there are some. */
+Test(mover_tcp, no_descriptors_left, .timeout = 60) {
+    side_t b;
+    struct rlimit limit, none;
+    side_open(&b, OWN_TCP);
+    int proven = dial_proven(&b);
+    turn_a_while(&b);
+    int late = dial(&b);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = (rlim_t)late + 1;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    while (dup(late) >= 0) { /* fill the holes below */
+    }
+    turn_a_while(&b); /* ends only when nothing happens any more */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_expect(b.mover->ops->arm(b.mover));
+    close(proven);
+    turn_a_while(&b);
+    expect_to_work(&b);
+    side_close(&b);
+}
+
+Test(mover_tcp, frames_that_are_none, .timeout = 60) {
+    static uint8_t frame[1 << 20], data[4096];
+    side_t b;
+    side_open(&b, OWN_TCP);
+    for (int bad = 0; bad < 7; bad++) {
+        kvf_chunk_t chunks[2] = {chunk_at(1, 0, 1000), chunk_at(2, 0, 1000)};
+        int fd = dial_proven(&b);
+        size_t bytes = make_frame(chunks, 2, data, frame);
+        switch (bad) {
+        case 0:
+            frame[0] ^= 1;
+            break;
+        case 1:
+            frame[4] = 0; /* no chunks */
+            break;
+        case 2:
+            frame[4] = 65;
+            break;
+        case 3:
+            frame[KVF_TCP_HEAD_BYTES + KVF_CHUNK_HEADER_BYTES] ^= 1; /* magic of the second */
+            break;
+        case 4:
+            chunks[1].bytes = 0;
+            kvf_chunk_encode(&chunks[1], frame + KVF_TCP_HEAD_BYTES + KVF_CHUNK_HEADER_BYTES);
+            break;
+        case 5:
+            chunks[1].bytes = KVF_TCP_CHUNK_BYTES + 1;
+            kvf_chunk_encode(&chunks[1], frame + KVF_TCP_HEAD_BYTES + KVF_CHUNK_HEADER_BYTES);
+            break;
+        default:
+            bytes -= 500; /* and then it ends */
+            break;
+        }
+        send_all(fd, frame, bytes);
+        if (bad == 6) {
+            shutdown(fd, SHUT_WR);
+        }
+        turn_a_while(&b);
+        cr_expect(is_closed(fd), "%d", bad);
+        cr_expect_eq(b.n_landed, bad == 6, "%d", bad); /* its first chunk was whole */
+        close(fd);
+    }
+    cr_expect_eq(kvf_mover_tcp_refused(b.mover), 6);
+    expect_to_work(&b);
+    side_close(&b);
+}
+
+/* Each byte comes alone; between chunks, heads and headers, too. */
+Test(mover_tcp, byte_by_byte, .timeout = 60) {
+    static uint8_t frames[8192];
+    const kvf_chunk_t chunks[3] = {chunk_at(4, 100, 700), chunk_at(1, 5, 1), chunk_at(2, 0, 300)};
+    side_t b;
+    side_open(&b, OWN_TCP);
+    uint8_t *source = make_source(1001 + 300);
+    size_t bytes = make_frame(chunks, 2, source, frames);
+    bytes += make_frame(&chunks[2], 1, source + 701, frames + bytes);
+    int fd = dial_proven(&b);
+    for (size_t i = 0; i < bytes; i++) {
+        send_all(fd, frames + i, 1);
+        while (turn(&b) > 0) {
+        }
+    }
+    turn_a_while(&b);
+    cr_expect_eq(b.n_landed, 3);
+    cr_expect_eq(b.landed_bytes, 1001);
+    for (uint64_t i = 0; i < N_SLOTS * SLOT_BYTES; i++) {
+        const uint64_t four = i - (4 * SLOT_BYTES + 100), two = i - 2 * SLOT_BYTES;
+        uint8_t want = four < 700            ? byte_at(four)
+                       : i == SLOT_BYTES + 5 ? byte_at(700)
+                       : two < 300           ? byte_at(701 + two)
+                                             : FILL;
+        if (b.slots[i] != want) {
+            cr_assert_fail("byte %lu", (unsigned long)i);
+        }
+    }
+    close(fd);
+    side_close(&b);
+    free(source);
+}
+
+/* Frames of all kinds that come while they are read: whatever is there when it is looked is cut
+ * anywhere. */
+typedef struct stream {
+    int fd;
+    uint8_t *data;
+    size_t bytes;
+} stream_t;
+
+static void *send_stream(void *arg) {
+    const stream_t *stream = arg;
+    for (size_t at = 0; at < stream->bytes;) {
+        size_t left = stream->bytes - at;
+        ssize_t sent =
+            send(stream->fd, stream->data + at, left < 100000 ? left : 100000, MSG_NOSIGNAL);
+        if (sent < 0) {
+            return (void *)1;
+        }
+        at += (size_t)sent;
+    }
+    return NULL;
+}
+
+Test(mover_tcp, a_stream, .timeout = 60) {
+    enum { N_FRAMES = 400 };
+    static kvf_chunk_t chunks[KVF_TCP_MAX_CHUNKS];
+    const uint64_t most = N_SLOTS * SLOT_BYTES;
+    uint32_t random = 4242;
+    side_t b;
+    pthread_t thread;
+    void *failed;
+    side_open(&b, OWN_TCP);
+    uint8_t *source = make_source(most);
+    stream_t stream = {.fd = dial_proven(&b), .data = malloc(most + 4 * SLOT_BYTES)};
+    uint64_t filled = 0; /* chunks lie one behind the other, and hold what lies there in source */
+    uint32_t n_chunks = 0;
+    cr_assert_not_null(stream.data);
+    for (uint32_t f = 0; f < N_FRAMES && filled < most; f++) {
+        uint32_t n = 0, wanted = 1 + (random = random * 1664525U + 1013904223U) / 67108864U;
+        const uint64_t begin = filled;
+        for (; n < wanted && filled < most; n++) {
+            random = random * 1664525U + 1013904223U;
+            uint64_t bytes = 1 + (random >> 8) % (f % 3 == 0 ? 262144 : 9000);
+            const uint64_t in_slot = filled % SLOT_BYTES;
+            bytes = bytes > SLOT_BYTES - in_slot ? SLOT_BYTES - in_slot : bytes;
+            chunks[n] = chunk_at((int32_t)(filled / SLOT_BYTES), in_slot, bytes);
+            filled += bytes;
+        }
+        stream.bytes += make_frame(chunks, n, source + begin, stream.data + stream.bytes);
+        n_chunks += n;
+    }
+    cr_assert_eq(pthread_create(&thread, NULL, send_stream, &stream), 0);
+    uint64_t end = now_us() + 30000000;
+    while (b.landed_bytes < filled && kvf_mover_tcp_refused(b.mover) == 0 && now_us() < end) {
+        (void)turn(&b);
+    }
+    cr_expect_eq(b.landed_bytes, filled);
+    cr_expect_eq(b.n_landed, n_chunks);
+    cr_expect_eq(b.n_stray, 0);
+    cr_expect_eq(memcmp(b.slots, source, filled), 0, "bytes are elsewhere");
+    close(stream.fd);
+    side_close(&b);
+    cr_expect_eq(pthread_join(thread, &failed), 0);
+    free(stream.data);
+    free(source);
+}
+
+/* ---- a sink that refuses ---- */
+
+typedef struct judge {
+    uint8_t *slots, *later; /* what it names at first; and after its first refusal */
+    int32_t refused_slot;   /* -1: all are welcome */
+    uint32_t n_placed, n_refused, n_landed;
+} judge_t;
+
+static kvf_status_t judge_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing_t *landing_p) {
+    judge_t *judge = ctx;
+    if (chunk->slot == judge->refused_slot) {
+        judge->n_refused++;
+        judge->slots = judge->later; /* as if the transfer had ended: its pages are others' */
+        return KVF_ERR_RANGE;
+    }
+    judge->n_placed++;
+    *landing_p =
+        (kvf_landing_t){judge->slots + (uint64_t)chunk->slot * 65536 + chunk->offset, NULL};
+    return KVF_OK;
+}
+
+static void judge_landed(void *ctx, const kvf_chunk_t *chunk) {
+    (void)chunk;
+    ((judge_t *)ctx)->n_landed++;
+}
+
+static void open_judged(side_t *side, judge_t *judge) {
+    const struct sockaddr_storage host = loopback();
+    const kvf_mover_sink_t sink = {judge_place, judge_landed, on_moved, on_broken, judge};
+    memset(side, 0, sizeof(*side));
+    side->log = kvf_log_stderr(KVF_LOG_WARN);
+    *judge = (judge_t){calloc(4, 65536), calloc(4, 65536), -1, 0, 0, 0};
+    cr_assert_eq(
+        kvf_mover_tcp_create(&host, kvf_alloc_default(), &side->log, &sink, &side->mover, NULL),
+        KVF_OK);
+    cr_assert_eq(side->mover->ops->address(side->mover, side->address, sizeof(side->address),
+                                           &side->address_bytes),
+                 KVF_OK);
+}
+
+static void expect_bytes(const uint8_t *slots, int slot, uint64_t from, uint64_t end,
+                         const uint8_t *want) {
+    for (uint64_t i = from; i < end; i++) {
+        cr_assert_eq(slots[(uint64_t)slot * 65536 + i], want == NULL ? 0 : want[i - from],
+                     "slot %d, byte %lu", slot, (unsigned long)i);
+    }
+}
+
+/* A refusal in the middle of a frame: that chunk's bytes are written nowhere, it is asked for once,
+ * and the places that were named before it, for bytes of the same read, are asked for again. */
+Test(mover_tcp, a_refusal_makes_places_void, .timeout = 60) {
+    static uint8_t frame[300000];
+    const kvf_chunk_t chunks[4] = {chunk_at(0, 0, 60000), chunk_at(1, 0, 60000),
+                                   chunk_at(2, 0, 60000), chunk_at(3, 0, 60000)};
+    side_t b;
+    judge_t judge;
+    open_judged(&b, &judge);
+    uint8_t *before = judge.slots;
+    uint8_t *source = make_source(240000);
+    size_t bytes = make_frame(chunks, 4, source, frame);
+    judge.refused_slot = 2;
+    int fd = dial_proven(&b);
+    send_all(fd, frame, bytes);
+    turn_a_while(&b);
+    cr_expect_eq(judge.n_refused, 1);
+    cr_expect_eq(judge.n_landed, 3);
+    for (int slot = 0; slot < 4; slot++) {
+        /* What was read before the refusal was known is in the old place, and a prefix. */
+        for (uint64_t i = 0; i < 60000; i++) {
+            uint8_t at_first = before[(uint64_t)slot * 65536 + i];
+            uint8_t then = judge.later[(uint64_t)slot * 65536 + i];
+            uint8_t want = source[(uint64_t)slot * 60000 + i];
+            if (slot == 2) {
+                cr_assert_eq(at_first | then, 0, "a refused chunk is written");
+            } else {
+                cr_assert(then == want || (slot < 2 && at_first == want && then == 0),
+                          "slot %d, byte %lu", slot, (unsigned long)i);
+            }
+        }
+    }
+    expect_bytes(before, 3, 0, 65536, NULL);
+    close(fd);
+    b.mover->ops->destroy(b.mover);
+    free(before);
+    free(judge.later);
+    free(source);
+}
+
+/* A whole frame is there when it is read: nothing at all goes to the old places. */
+Test(mover_tcp, void_places_get_nothing, .timeout = 60) {
+    static uint8_t frame[300000];
+    const kvf_chunk_t chunks[3] = {chunk_at(0, 0, 1000), chunk_at(1, 0, 1000),
+                                   chunk_at(2, 0, 1000)};
+    side_t b;
+    judge_t judge;
+    open_judged(&b, &judge);
+    uint8_t *before = judge.slots;
+    uint8_t *source = make_source(3000);
+    size_t bytes = make_frame(chunks, 3, source, frame);
+    judge.refused_slot = 2;
+    int fd = dial_proven(&b);
+    send_all(fd, frame, bytes);
+    usleep(50000);
+    turn_a_while(&b);
+    cr_expect_eq(judge.n_landed, 2);
+    for (int slot = 0; slot < 3; slot++) {
+        expect_bytes(before, slot, 0, 65536, NULL);
+        expect_bytes(judge.later, slot, 0, 1000, slot < 2 ? source + 1000 * (size_t)slot : NULL);
+    }
+    close(fd);
+    b.mover->ops->destroy(b.mover);
+    free(before);
+    free(judge.later);
+    free(source);
+}
+
+/* A grant that is revoked when half of a chunk is there: the other half is written nowhere, and the
+ * next chunk is in step. */
+Test(mover_tcp, revoked_in_the_middle, .timeout = 60) {
+    static uint8_t frame[300000];
+    const kvf_chunk_t chunks[2] = {chunk_at(0, 0, 50000), chunk_at(1, 7, 50000)};
+    side_t b;
+    judge_t judge;
+    open_judged(&b, &judge);
+    uint8_t *before = judge.slots;
+    uint8_t *source = make_source(100000);
+    size_t bytes = make_frame(chunks, 2, source, frame);
+    const size_t half = KVF_TCP_HEAD_BYTES + 2 * KVF_CHUNK_HEADER_BYTES + 20000;
+    int fd = dial_proven(&b);
+    send_all(fd, frame, half);
+    turn_a_while(&b);
+    cr_expect_eq(judge.n_landed, 0);
+    expect_bytes(before, 0, 0, 20000, source);
+    judge.refused_slot = 0;
+    send_all(fd, frame + half, bytes - half);
+    turn_a_while(&b);
+    cr_expect_eq(judge.n_refused, 1);
+    cr_expect_eq(judge.n_landed, 1);
+    expect_bytes(before, 0, 20000, 65536, NULL);
+    expect_bytes(judge.later, 0, 0, 65536, NULL);
+    expect_bytes(judge.later, 1, 7, 50007, source + 50000);
+    close(fd);
+    b.mover->ops->destroy(b.mover);
+    free(before);
+    free(judge.later);
+    free(source);
+}
+
+/* ---- the sending side ---- */
+
+/* Nobody listens there any more, or somebody else does. */
+Test(mover_tcp, wrong_addresses, .timeout = 60) {
+    for (int i = 0; i < 2; i++) {
+        side_t a, b;
+        side_open(&a, OWN_TCP);
+        side_open(&b, OWN_TCP);
+        uint8_t *source = make_source(SLOT_BYTES);
+        kvf_piece_t piece = piece_at(source, 0, SLOT_BYTES, 0, 0);
+        kvf_window_t window = window_of(&piece, 1);
+        b.address[KVF_TCP_ADDRESS_BYTES - 1] ^= i == 0; /* the token of another incarnation */
+        if (i == 1) {
+            b.mover->ops->destroy(b.mover);
+        }
+        side_connect(&a, 1, b.address, b.address_bytes);
+        cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+        uint64_t end = now_us() + 10000000;
+        while (a.n_broken == 0 && now_us() < end) {
+            (void)turn(&a);
+            if (i == 0) {
+                (void)turn(&b);
+            }
+        }
+        cr_expect_eq(a.n_broken, 1);
+        cr_expect_eq(a.n_lost, 1);
+        cr_expect_eq(a.mover->ops->post(a.mover, &window), KVF_ERR_PEER_LOST);
+        a.mover->ops->disconnect(a.mover, 1);
+        if (i == 0) {
+            cr_expect_eq(kvf_mover_tcp_refused(b.mover), 1);
+            b.address[KVF_TCP_ADDRESS_BYTES - 1] ^= 1;
+            expect_to_work(&b);
+            side_close(&b);
+        } else {
+            free(b.slots);
+        }
+        side_close(&a);
+        free(source);
+    }
+}
+
+/* Who is sent to does not send: a peer that does is cut off. */
+Test(mover_tcp, a_peer_that_answers, .timeout = 60) {
+    struct sockaddr_storage at = loopback();
+    socklen_t bytes = sizeof(at);
+    uint8_t address[KVF_TCP_ADDRESS_BYTES];
+    kvf_tcp_address_t to = {.at = loopback()};
+    side_t a;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&at, kvf_tcp_address_length(&at)), 0);
+    cr_assert_eq(listen(listener, 1), 0);
+    cr_assert_eq(getsockname(listener, (struct sockaddr *)&to.at, &bytes), 0);
+    kvf_tcp_address_write(&to, address);
+    side_open(&a, OWN_TCP);
+    side_connect(&a, 1, address, sizeof(address));
+    int fd = accept(listener, NULL, NULL);
+    send_all(fd, "thanks", 6);
+    uint64_t end = now_us() + 10000000;
+    while (a.n_broken == 0 && now_us() < end) {
+        (void)turn(&a);
+    }
+    cr_expect_eq(a.n_broken, 1);
+    close(fd);
+    close(listener);
+    side_close(&a);
+}
+
+Test(mover_tcp, without_memory, .timeout = 60) {
+    const struct sockaddr_storage host = loopback();
+    const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, NULL};
+    side_t b;
+    uint64_t n = 0;
+    bool done = false;
+    side_open(&b, OWN_TCP);
+    while (!done) {
+        kvf_alloc_fail_t fail;
+        kvf_mover_t *mover = NULL;
+        kvf_detail_t detail = {""};
+        kvf_alloc_fail_init(&fail, ++n);
+        kvf_status_t status =
+            kvf_mover_tcp_create(&host, &fail.table, &b.log, &sink, &mover, &detail);
+        if (status == KVF_OK) {
+            status = mover->ops->connect(mover, 1, b.address, b.address_bytes, &detail);
+        }
+        done = fail.calls < n;
+        cr_assert_eq(status, done ? KVF_OK : KVF_ERR_NO_MEMORY, "allocation %lu", (unsigned long)n);
+        cr_assert_eq(detail.text[0] != '\0', !done);
+        if (mover != NULL) {
+            mover->ops->destroy(mover);
+        }
+        cr_assert_eq(fail.live, 0);
+    }
+    cr_assert_gt(n, 3); /* mover, scrap, path, hash table ... */
+    side_close(&b);
+}
+
+Test(mover_tcp, useless_calls, .timeout = 60) {
+    side_t a, b;
+    uint8_t small[KVF_TCP_ADDRESS_BYTES - 1];
+    size_t bytes = 0;
+    side_open(&a, OWN_TCP);
+    side_open(&b, OWN_TCP);
+    const kvf_mover_ops_t *ops = a.mover->ops;
+    cr_expect_eq(ops->address(a.mover, small, sizeof(small), &bytes), KVF_ERR_RANGE);
+    cr_expect_eq(bytes, 0);
+    cr_expect_eq(ops->connect(a.mover, 0, b.address, b.address_bytes, NULL), KVF_ERR_INVALID);
+    cr_expect_eq(ops->connect(a.mover, 1, b.address, b.address_bytes - 1, NULL), KVF_ERR_INVALID);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    cr_expect_eq(ops->connect(a.mover, 1, b.address, b.address_bytes, NULL), KVF_ERR_INVALID);
+    ops->disconnect(a.mover, 2); /* unknown: ignored */
+    side_close(&a);
+    side_close(&b);
+}

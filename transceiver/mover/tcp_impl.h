@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MOVER_TCP_IMPL_H
+#define KVF_MOVER_TCP_IMPL_H
+
+/**
+ * @file
+ * The tcp mover from inside: tcp.c (the row, and who listens), tcp_path.c (connections that send),
+ * tcp_inbound.c (connections that receive). All functions: agent thread only.
+ */
+
+#include "transceiver/mover/routes.h"
+#include "transceiver/mover/tcp_wire.h"
+
+typedef struct kvf_tcp kvf_tcp_t;
+
+/** A descriptor in the mover's epoll set. */
+typedef struct kvf_tcp_watch {
+    int fd; /**< -1: closed */
+    /** @param events  Of epoll. */
+    void (*ready)(kvf_tcp_t *tcp, struct kvf_tcp_watch *watch, uint32_t events);
+} kvf_tcp_watch_t;
+
+struct kvf_tcp {
+    kvf_mover_t base;
+    const kvf_log_t *log;
+    int epoll;
+    kvf_routes_t routes; /**< with what all of the mover has: allocator and sink */
+    kvf_tcp_watch_t listener;
+    bool deaf; /**< the listener is not watched: there are no descriptors left */
+    kvf_tcp_address_t address;
+    struct kvf_tcp_inbound *inbound; /**< the newest last */
+    uint32_t n_inbound, n_unproven;
+    bool inbound_ended; /**< there is one to be freed */
+    uint64_t n_refused;
+    uint8_t *scrap; /**< KVF_TCP_CHUNK_BYTES, for what has no place */
+};
+
+/** @param events  Of epoll. @return false: errno says why. */
+bool kvf_tcp_watch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events);
+/** Close it, and listen again if that had to stop. */
+void kvf_tcp_unwatch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch);
+
+/* ---- tcp_path.c ---- */
+
+/** Dial. @param[out] route_p  To be listed. Close it, then destroy it. @return KVF_OK;
+ * KVF_ERR_NO_MEMORY; KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_tcp_path_create(kvf_tcp_t *tcp, const kvf_tcp_address_t *to,
+                                           kvf_route_t **route_p, kvf_detail_t *detail);
+extern const kvf_route_ops_t kvf_tcp_path_ops;
+
+/* ---- tcp_inbound.c ---- */
+
+/** Take over a connection that was accepted; without memory it is closed. */
+void kvf_tcp_inbound_add(kvf_tcp_t *tcp, int fd);
+/** Close the oldest connection that has not shown the token. @return Whether there is one. */
+bool kvf_tcp_inbound_drop_stranger(kvf_tcp_t *tcp);
+/** Free what was closed. */
+void kvf_tcp_inbound_reap(kvf_tcp_t *tcp);
+/** Close and free all. */
+void kvf_tcp_inbound_end(kvf_tcp_t *tcp);
+
+#endif
