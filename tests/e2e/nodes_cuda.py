@@ -31,11 +31,11 @@ class CudaTest(DeviceTest):
         for context, generation in (("cuda", "host"), ("cuda", "shm"), ("host", "cuda"), ("shm", "cuda")):
             prefill = self.node("prefill", **dict(CUDA, pool__memory=context))
             decode = self.node("decode", **dict(CUDA, pool__memory=generation))
-            self.check_way(prefill, decode, "ucx")
+            self.check_way(prefill, decode, "tcp")
             self.end()
 
     def test_without_digests(self):
-        for kind, mover in (("auto", "cuda"), ("ucx", "ucx")):
+        for kind, mover in (("auto", "cuda"), ("ucx", "ucx"), ("tcp", "tcp")):
             prefill, decode = self.pair(mover__kind=kind, mover__digests="false", **CUDA)
             self.check_way(prefill, decode, mover)
             self.end()
@@ -65,17 +65,17 @@ class CudaTest(DeviceTest):
     def test_memory_that_cannot_be_shared(self):
         prefill = self.failing("prefill", "cudaIpcGetMemHandle", 1, **CUDA)
         decode = self.node("decode", **CUDA)
-        self.assertIn("mover cuda is not available, so all goes through ucx", prefill.text())
-        self.check_way(prefill, decode, "ucx")
+        self.assertIn("mover cuda is not available, so all goes through tcp", prefill.text())
+        self.check_way(prefill, decode, "tcp")
         self.finish()
 
     def test_mapping_that_cannot_be_opened(self):
         """The first pool can be, the second cannot: what was opened is closed, and given back."""
         prefill = self.node("prefill", **CUDA)
         decode = self.failing("decode", "cudaIpcOpenMemHandle", 2, **CUDA)
-        self.check_way(prefill, decode, "ucx")
+        self.check_way(prefill, decode, "tcp")
         self.assertEqual(self.fallbacks(decode), 1)
-        self.assertIn("are not mapped, so ucx carries: opening its memory", decode.text())
+        self.assertIn("are not mapped, so tcp carries: opening its memory", decode.text())
         self.finish()
 
     # A device that fails, for good: an error for each request, never 200, nothing hangs, and the other side is well.

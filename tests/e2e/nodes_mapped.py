@@ -145,7 +145,7 @@ class MappedTest(ClusterTest):
         for role in ("prefill", "decode"):
             nodes = [self.node(each, pool__memory="host" if each == role else "shm") for each in ("prefill", "decode")]
             # Nothing was chosen that is not possible, so this is no fallback.
-            self.check_mover(*nodes, "one", "ucx")
+            self.check_mover(*nodes, "one", "tcp")
             self.finish()
             self.nodes.clear()
 

@@ -36,7 +36,7 @@ CACHE = [True, False]
 DRAFTS = [0, 3]
 AUX = ["plain", "cached"]
 DIRECTIONS = ["push", "pull"]
-MOVERS = {"host": "ucx", "cuda": "cuda"} if MEMORY == "cuda" else {"host": "ucx", "shm": "mapped"}
+MOVERS = {"host": "tcp", "cuda": "cuda"} if MEMORY == "cuda" else {"host": "tcp", "shm": "mapped"}
 MEMORIES = list(MOVERS)
 AXES = [PRESETS, BLOCKS, CHUNKS, CACHE, DRAFTS, AUX, DIRECTIONS, MEMORIES]
 

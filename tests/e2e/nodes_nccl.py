@@ -58,7 +58,7 @@ class NcclTest(DeviceTest):
         self.end()
         prefill = self.node("prefill", **CUDA)
         decode = self.node("decode", mover__kind="auto", **CUDA)
-        self.check_way(prefill, decode, "ucx")
+        self.check_way(prefill, decode, "tcp")
         self.finish()
 
     def test_one_device_for_both(self):

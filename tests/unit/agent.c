@@ -81,6 +81,8 @@ static kvf_status_t make_faulty(void *ctx, kvf_agent_t *agent, const char *name,
     return status;
 }
 
+static const char *mover_kind = "auto";
+
 static void side_make(side_t *side, const char *instance, const char *memory, int64_t n_pages) {
     kvf_agent_config_t config;
     kvf_detail_t detail = {""};
@@ -89,6 +91,7 @@ static void side_make(side_t *side, const char *instance, const char *memory, in
     config.instance = instance;
     config.control_listen = "127.0.0.1:0";
     config.layout = &layout;
+    config.mover = mover_kind;
     config.cluster_key[5] = 1;
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
@@ -361,13 +364,10 @@ static bool is_ours(unsigned long inode) {
     return false;
 }
 
-/* UCX listens for data; like the control channel, on loopback only. */
-Test(agent, listens_where_control_does, .timeout = 60) {
-    side_t side;
+/* How many sockets of this process listen; all of them on loopback. */
+static int count_listeners(void) {
     char line[512];
     int listening = 0;
-    side_open(&side, "ctx", "host", false);
-    side_start(&side);
     FILE *table = fopen("/proc/self/net/tcp", "r");
     cr_assert_not_null(table);
     while (fgets(line, sizeof(line), table) != NULL) {
@@ -381,8 +381,24 @@ Test(agent, listens_where_control_does, .timeout = 60) {
         }
     }
     (void)fclose(table);
-    cr_expect_eq(listening, 2, "control and ucx");
-    cr_expect_eq(kvf_agent_destroy(side.agent), KVF_OK);
+    return listening;
+}
+
+/* Movers listen for data; like the control channel, on loopback only. */
+Test(agent, listens_where_control_does, .timeout = 60) {
+    static const struct {
+        const char *mover;
+        int listeners;
+    } cases[] = {{"auto", 3}, {"ucx", 2}, {"tcp", 2}}; /* with the control channel's */
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        side_t side;
+        mover_kind = cases[i].mover;
+        side_open(&side, "ctx", "host", false);
+        side_start(&side);
+        cr_expect_eq(count_listeners(), cases[i].listeners, "%s", cases[i].mover);
+        cr_expect_eq(side.agent->ucx != NULL, strcmp(cases[i].mover, "tcp") != 0);
+        cr_expect_eq(kvf_agent_destroy(side.agent), KVF_OK);
+    }
 }
 
 Test(agent, refusals_say_what_to_do) {

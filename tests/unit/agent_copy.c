@@ -17,7 +17,7 @@
 static const kvf_layout_t layout = FULL_AND_SWA(WINDOW, 4);
 
 typedef struct side {
-    const char *mover, *memory;
+    const char *mover, *memory, *tls;
     uint32_t threads;
     bool no_digests;
     kvf_agent_t *agent;
@@ -50,6 +50,7 @@ static void side_make(side_t *side, const char *instance) {
     config.layout = &layout;
     config.cluster_key[5] = 1;
     config.mover = side->mover == NULL ? "auto" : side->mover;
+    config.ucx_tls = side->tls == NULL ? "auto" : side->tls;
     config.mover_threads = side->threads;
     config.digests = !side->no_digests;
     config.log_level = KVF_LOG_ERROR;
@@ -193,14 +194,26 @@ Test(agent_copy, only_mapped, .timeout = 60) {
     run((side_t){.mover = "mapped"}, (side_t){.mover = "mapped"}, "mapped");
 }
 
-Test(agent_copy, not_where_a_side_says_ucx, .timeout = 60) {
-    run((side_t){.mover = "ucx"}, (side_t){.threads = 0}, "ucx");
-    run((side_t){.threads = 0}, (side_t){.mover = "ucx"}, "ucx");
+Test(agent_copy, not_where_a_side_only_carries, .timeout = 60) {
+    static const char *const movers[] = {"ucx", "tcp"};
+    for (size_t i = 0; i < 2; i++) {
+        run((side_t){.mover = movers[i]}, (side_t){.threads = 0}, movers[i]);
+        run((side_t){.threads = 0}, (side_t){.mover = movers[i]}, movers[i]);
+    }
+}
+
+/* Both have both movers, and each says by its transports which one it would rather have. */
+Test(agent_copy, what_both_would_rather_have, .timeout = 60) {
+    side_t rather_tcp = {.memory = "host"}, rather_ucx = {.memory = "host", .tls = "tcp,self"};
+    run(rather_tcp, rather_tcp, "tcp");
+    run(rather_ucx, rather_ucx, "ucx");
+    run(rather_tcp, rather_ucx, "tcp");
+    run(rather_ucx, rather_tcp, "tcp");
 }
 
 Test(agent_copy, not_with_memory_of_its_own, .timeout = 60) {
-    run((side_t){.memory = "host"}, (side_t){.threads = 0}, "ucx");
-    run((side_t){.threads = 0}, (side_t){.memory = "host"}, "ucx");
+    run((side_t){.memory = "host"}, (side_t){.threads = 0}, "tcp");
+    run((side_t){.threads = 0}, (side_t){.memory = "host"}, "tcp");
 }
 
 Test(agent_copy, mapped_needs_shared_memory, .timeout = 60) {

@@ -177,7 +177,7 @@ Test(agent_device, what_a_start_needs) {
             kvf_status_t status = kvf_agent_start_thread(agent, &detail);
             cr_expect_eq(status == KVF_OK, cases[i].starts && !only, "%s: %s", cases[i].function,
                          detail.text);
-            cr_expect_eq(strstr(warned, "goes through ucx") != NULL, status == KVF_OK, "%s",
+            cr_expect_eq(strstr(warned, "goes through tcp") != NULL, status == KVF_OK, "%s",
                          warned);
             cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
             expect_nothing_left();

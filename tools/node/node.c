@@ -270,7 +270,8 @@ static void prepare(kvf_node_t *node, char *instance, size_t cap) {
     node->instance = instance;
     node->log = kvf_log_stderr(log_level(node->config->log_level));
     /* So that the metric has a sample from the start. */
-    (void)snprintf(node->counts.movers[0].name, sizeof(node->counts.movers[0].name), "ucx");
+    (void)snprintf(node->counts.movers[0].name, sizeof(node->counts.movers[0].name), "%s",
+                   strcmp(node->config->mover, "ucx") == 0 ? "ucx" : "tcp");
     (void)pthread_mutex_init(&node->lock, NULL);
     (void)pthread_cond_init(&node->quiet, NULL);
     for (uint32_t g = 0; g < node->layout.n_groups; g++) {
