@@ -20,7 +20,7 @@ SMALL = (16384, 64)
 TRANSFER = 64 << 20
 # GB/s of each candidate at every size: all targets are met by these, none by much.
 SPEEDS = {
-    "mapped-on": 5.0, "mapped-off": 9.0, "ucx-shm-on": 1.0, "ucx-shm-off": 1.5, "ucx-tcp-on": 2.7, "ucx-tcp-off": 3.0, "nixl-default": 3.0,
+    "mapped-on": 5.0, "mapped-off": 9.0, "ucx-shm-on": 1.0, "ucx-shm-off": 1.5, "tcp-on": 2.7, "tcp-off": 3.0, "nixl-default": 3.0,
     "nixl-shm": 3.5, "nixl-tcp": 2.0, "mooncake-tcp": 1.0, "memcpy": 8.0, "nt": 10.0, "socket": 3.2,
 }
 SMALL_US = {"mapped-on": 120.0, "nixl-default": 300.0, "nixl-shm": 115.0}
@@ -66,7 +66,7 @@ def check_verdicts():
     for speeds, small, extras, missed in (
             ({"mapped-off": 8.4}, {}, {}, {0}), ({"mapped-on": 4.1}, {}, {}, {1, 2}), ({"nixl-shm": 3.6}, {}, {}, {2}),
             ({"nixl-tcp": 4.9, "socket": 3.2}, {}, {}, {2, 3, 7}), ({"mooncake-tcp": 2.3}, {}, {}, {7}), ({"nixl-default": 6.1}, {}, {}, {2, 3, 4}),
-            ({"socket": 3.35}, {}, {}, {5}), ({"socket": 3.4}, {}, {}, {5, 6}), ({"ucx-tcp-off": 3.2}, {}, {}, {11}),
+            ({"socket": 3.35}, {}, {}, {5}), ({"socket": 3.4}, {}, {}, {5, 6}), ({"tcp-off": 3.2}, {}, {}, {11}),
             ({}, {"mapped-on": 126.0}, {}, {8}), ({}, {"nixl-default": 239.0}, {}, {9}),
             ({}, {}, {"wakeup": 2.0}, {8}), ({}, {}, {"layers": 1431.0}, {10}), ({}, {}, {"pieces": 2000 + 65536 * 0.061}, {12})):
         found = verdicts(made_up({**SPEEDS, **speeds}, {**SMALL_US, **small}, {**EXTRAS, **extras}))
@@ -76,27 +76,27 @@ def check_verdicts():
 
 def check_ways():
     """What is reached by one way for every size counts, and is named; not the best of two for each size."""
-    speeds = {**SPEEDS, "ucx-tcp-on": 2.3, "ucx-tcp-on-poll": 2.7}
+    speeds = {**SPEEDS, "tcp-on": 2.3, "tcp-on-poll": 2.7}
     found = report.targets(report.Figures(made_up(speeds)))[7]
-    expect(f"busy polling counts, and is named: {found}", found["met"] is True and found["note"] == "ucx-tcp-on-poll")
+    expect(f"busy polling counts, and is named: {found}", found["met"] is True and found["note"] == "tcp-on-poll")
     data = made_up(speeds)
     for entry in data["runs"]:
-        if entry["candidate"].startswith("ucx-tcp-on") and entry["block_bytes"] == 4096:
+        if entry["candidate"].startswith("tcp-on") and entry["block_bytes"] == 4096:
             entry["line"]["us"]["p50"] *= 1.3 if entry["candidate"].endswith("poll") else 0.8
     found = report.targets(report.Figures(data))[7]
     expect(f"each is short at another size: {found}", found["met"] is False)
     for entry in data["runs"]:
-        if entry["candidate"] == "ucx-tcp-on-poll" and entry["block_bytes"] == 4096:
+        if entry["candidate"] == "tcp-on-poll" and entry["block_bytes"] == 4096:
             entry["line"] = None
     found = report.targets(report.Figures(data))[7]
-    expect(f"what failed at a size is not better for it: {found}", found["met"] is False and found["note"] == "ucx-tcp-on")
+    expect(f"what failed at a size is not better for it: {found}", found["met"] is False and found["note"] == "tcp-on")
     small = {**SMALL_US, "mapped-on": 400.0}
     found = [report.targets(report.Figures(made_up(small=small, extras={**EXTRAS, "caller": us})))[8]["met"] for us in (124.0, 126.0)]
     expect(f"so does a caller that drives: {found}", found == [True, False])
 
 
 def check_left_out():
-    absent = ("mapped-on", "mapped-off", "ucx-shm-off", "ucx-tcp-off", "nixl-default", "nixl-shm")
+    absent = ("mapped-on", "mapped-off", "ucx-shm-off", "tcp-off", "nixl-default", "nixl-shm")
     data = made_up(absent=absent)
     found = verdicts(data)
     expect(f"what is not there is no verdict: {found}", [i for i, met in enumerate(found) if met is None] == [0, 4, 5, 8, 9, 11])

@@ -12,11 +12,11 @@ LABEL_STEP = 15
 # Ours are blue, those of others warm, references grey; without digests dashed.
 STYLES = {
     "mapped-on": ("ours", ""), "mapped-off": ("ours", "6 4"), "ucx-shm-on": ("ours2", ""), "ucx-shm-off": ("ours2", "6 4"),
-    "ucx-tcp-on": ("ours", ""), "ucx-tcp-off": ("ours", "6 4"), "nixl-default": ("nixl2", ""), "nixl-shm": ("nixl", ""),
+    "tcp-on": ("ours", ""), "tcp-off": ("ours", "6 4"), "ucx-tcp-on": ("ours2", ""), "ucx-tcp-off": ("ours2", "6 4"), "nixl-default": ("nixl2", ""), "nixl-shm": ("nixl", ""),
     "nixl-tcp": ("nixl", ""), "mooncake-tcp": ("moon", ""), "memcpy": ("bare2", "2 4"), "nt": ("bare", "2 4"),
     "socket": ("bare", "2 4"),
-    "mapped-on-poll": ("ours3", ""), "mapped-off-poll": ("ours3", "6 4"), "ucx-tcp-on-poll": ("ours3", ""),
-    "ucx-tcp-off-poll": ("ours3", "6 4"),
+    "mapped-on-poll": ("ours3", ""), "mapped-off-poll": ("ours3", "6 4"), "tcp-on-poll": ("ours3", ""),
+    "tcp-off-poll": ("ours3", "6 4"),
 }
 CSS = """
 text { font: 12px system-ui, sans-serif; fill: var(--ink); }

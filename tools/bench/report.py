@@ -128,9 +128,9 @@ def throughput_targets(figures, on, off):
         by_size(figures, "shared memory, digests on, of the fastest peer, from 64 KiB", 1.4, on, PEERS, from_64),
         by_size(figures, "shared memory, digests on, of the fastest peer, at 16 KiB", 1.05, on, PEERS, at_16),
         by_size(figures, "shared memory, digests off, of the fastest peer", 1.5, off, PEERS, sizes),
-        by_size(figures, "tcp, digests off, of a bare socket, from 64 KiB", 0.9, "ucx-tcp-off", ["socket"], from_64),
-        by_size(figures, "tcp, digests on, of a bare socket, from 64 KiB", 0.8, "ucx-tcp-on", ["socket"], from_64),
-        by_size(figures, "tcp, digests on, of the fastest peer over tcp", 1.2, "ucx-tcp-on", PEERS_TCP, sizes),
+        by_size(figures, "tcp, digests off, of a bare socket, from 64 KiB", 0.9, "tcp-off", ["socket"], from_64),
+        by_size(figures, "tcp, digests on, of a bare socket, from 64 KiB", 0.8, "tcp-on", ["socket"], from_64),
+        by_size(figures, "tcp, digests on, of the fastest peer over tcp", 1.2, "tcp-on", PEERS_TCP, sizes),
     ]
 
 
@@ -155,11 +155,11 @@ def latency_targets(figures, on):
 
 
 def cost_targets(figures, off):
-    ratios = {s: figures.speed_ratio("ucx-tcp-on", ["ucx-tcp-off"], figures.case(s)) for s in figures.sizes}
+    ratios = {s: figures.speed_ratio("tcp-on", ["tcp-off"], figures.case(s)) for s in figures.sizes}
     costs = {size: 1 - ratio for size, ratio in ratios.items() if ratio is not None}
     digest = row("digest: cost over tcp", "<= 0.15", ", ".join("%.2f (%s)" % (c, size_name(s)) for s, c in costs.items()),
                  max(costs.values()) <= 0.15 if costs else None,
-                 figures.labels["ucx-tcp-on"] if costs else figures.why_not("ucx-tcp-off", "ucx-tcp-on"))
+                 figures.labels["tcp-on"] if costs else figures.why_not("tcp-off", "tcp-on"))
     pieces, bare = figures.extra_us("pieces"), figures.extra_us("pieces_memcpy")
     piece = at_most("planning and posting a piece", "<= 60 ns", (pieces - bare) * 1e3 / PIECES if pieces and bare else None,
                     60.0, "ns", "%s; an upper bound: all of a request of %d blocks of 64 bytes but the time of its memcpy" %
