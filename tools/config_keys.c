@@ -50,8 +50,8 @@ static const kvf_key_t keys[] = {
     {"mover.kind", KVF_KEY_CHOICE, "auto", NULL,
      "what carries the bytes; mapped: a decode node copies from the pools of a prefill node on its "
      "own machine, both of shm; cuda: its device does, both of cuda; auto: one of these where that "
-     "is possible, else ucx; the decode node's setting counts, but a prefill node of kind ucx "
-     "lends nothing; nccl: both nodes of cuda, each with a device of its own, fetch through NCCL, "
+     "is possible, else tcp, or ucx if both nodes name UCX's transports; the decode node's setting "
+     "counts, but a prefill node of kind tcp or ucx lends nothing; nccl: both nodes of cuda, each with a device of its own, fetch through NCCL, "
      "with mover.digests, and both must say so",
      0, 0, LIST("auto", "mapped", "tcp", "ucx", "cuda", "nccl"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
@@ -63,7 +63,7 @@ static const kvf_key_t keys[] = {
      AT(mover_threads)},
     {"mover.busy_poll_us", KVF_KEY_NUMBER, "0", "microseconds",
      "how long a node with transfers looks on for more before it sleeps, unless its mover threads "
-     "have work; costs a core, makes short transfers shorter and UCX over tcp faster",
+     "have work; costs a core, makes short transfers shorter and tcp faster",
      0, 1000000, NULL, AT(busy_poll_us)},
     {"mover.digests", KVF_KEY_BOOL, "true", NULL,
      "compare what arrives at a decode node with digests that the prefill node makes; without them "
