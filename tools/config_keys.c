@@ -51,7 +51,8 @@ static const kvf_key_t keys[] = {
      "what carries the bytes; mapped: a decode node copies from the pools of a prefill node on its "
      "own machine, both of shm; cuda: its device does, both of cuda; auto: one of these where that "
      "is possible, else tcp, or ucx if both nodes name UCX's transports; the decode node's setting "
-     "counts, but a prefill node of kind tcp or ucx lends nothing; nccl: both nodes of cuda, each with a device of its own, fetch through NCCL, "
+     "counts, but a prefill node of kind tcp or ucx lends nothing; nccl: both nodes of cuda, each "
+     "with a device of its own, fetch through NCCL, "
      "with mover.digests, and both must say so",
      0, 0, LIST("auto", "mapped", "tcp", "ucx", "cuda", "nccl"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
