@@ -78,7 +78,7 @@ static bool execute(op_t *op) {
         }
         break;
     case OP_COPY: /* memory that is pageable was looked at when it was queued */
-        to = standin_is_known(op->to) ? standin_reach(op->to, op->bytes) : (uint8_t *)op->to;
+        to = standin_is_known(op->to) ? standin_reach_to(op->to, op->bytes) : (uint8_t *)op->to;
         from = op->kept != NULL             ? op->kept
                : standin_is_known(op->from) ? standin_reach(op->from, op->bytes)
                                             : (const uint8_t *)op->from;
