@@ -38,9 +38,23 @@ static kvf_status_t open_device(kvf_agent_t *agent, const char *memory, kvf_deta
     return KVF_OK;
 }
 
+/* The row for memory of the device. */
+static kvf_status_t find_device_kind(const kvf_agent_t *agent, const char *alloc,
+                                     const kvf_mem_kind_t **kind_p, kvf_detail_t *detail) {
+    if (alloc == NULL || strcmp(alloc, "malloc") == 0) {
+        *kind_p = kvf_cuda_kind(agent->cuda);
+    } else if (strcmp(alloc, "vmm") == 0) {
+        *kind_p = kvf_cuda_vmm_kind(agent->cuda);
+    } else {
+        return kvf_fail(detail, KVF_ERR_INVALID, "device_alloc %.32s: write malloc or vmm", alloc);
+    }
+    return KVF_OK;
+}
+
 /* The row for a kind of memory. */
-static kvf_status_t find_kind(kvf_agent_t *agent, const char *memory, const kvf_mem_kind_t **kind_p,
-                              kvf_detail_t *detail) {
+static kvf_status_t find_kind(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
+                              const kvf_mem_kind_t **kind_p, kvf_detail_t *detail) {
+    const char *memory = desc->memory;
     bool on_device = memory != NULL && strncmp(memory, "cuda", 4) == 0, others = false;
     for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
         const kvf_pool_t *pool = &agent->pools[g];
@@ -52,10 +66,13 @@ static kvf_status_t find_kind(kvf_agent_t *agent, const char *memory, const kvf_
     }
     if (on_device) {
         kvf_status_t status = open_device(agent, memory, detail);
-        if (status == KVF_OK) {
-            *kind_p = kvf_cuda_kind(agent->cuda);
-        }
-        return status;
+        return status != KVF_OK ? status
+                                : find_device_kind(agent, desc->device_alloc, kind_p, detail);
+    }
+    if (desc->device_alloc != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "device_alloc %.32s: that is for memory of a device; leave it out",
+                        desc->device_alloc);
     }
     if (memory != NULL && strcmp(memory, "host") == 0) {
         *kind_p = kvf_mem_host();
@@ -117,7 +134,7 @@ static kvf_status_t take_memory(const kvf_agent_t *agent, const kvf_mem_kind_t *
 static kvf_status_t make(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
                          uint64_t bytes, kvf_pool_t **pool_p, kvf_detail_t *detail) {
     const kvf_mem_kind_t *kind = NULL;
-    kvf_status_t status = find_kind(agent, desc->memory, &kind, detail);
+    kvf_status_t status = find_kind(agent, desc, &kind, detail);
     if (status != KVF_OK) {
         return status;
     }

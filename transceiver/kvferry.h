@@ -189,6 +189,10 @@ typedef struct kvf_pool_desc {
     const char *memory; /**< host | shm | cuda (the calling thread's current device) | cuda:N; all
                            pools of an agent are on one device, or none is */
     int64_t n_pages;    /**< slots of one block of the group each; 1 .. 2^31-1 */
+    const char *device_alloc; /**< of new memory on a device: malloc (NULL, too), cudaMalloc(); vmm,
+                                 the driver's virtual memory, in whole granules of usually 2 MiB,
+                                 which a peer on this machine maps for reading alone. NULL for
+                                 other memory */
 } kvf_pool_desc_t;
 
 /**
@@ -196,17 +200,19 @@ typedef struct kvf_pool_desc {
  *
  * @param[out] pool_p  Lives as long as the agent.
  * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, kinds that do not go
- * together, agent started); KVF_ERR_UNSUPPORTED (memory; there is no device, or no driver);
- * KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
+ * together, device_alloc, agent started); KVF_ERR_UNSUPPORTED (memory; there is no device, or no
+ * driver); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
                                                kvf_pool_t **pool_p, kvf_detail_t *detail);
 
 /**
  * Make a pool of memory that you have: host (peers reach it through ucx alone), or cuda, of one
- * allocation by cudaMalloc() or a part of it. Device memory that cannot be opened by another
- * process (CUDA IPC; from a pool of cudaMallocAsync(), say) costs a warning, and what moves to and
- * from peers on this machine goes through the CPU's memory.
+ * allocation by cudaMalloc() or a part of it, or of mappings of virtual memory (cuMemMap()). Device
+ * memory that cannot be opened by another process costs a warning, and what moves to and from peers
+ * on this machine goes through the CPU's memory: memory from a pool of cudaMallocAsync(), say;
+ * virtual memory that was made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or of several
+ * allocations.
  *
  * @param desc  memory: host | cuda | cuda:N.
  * @param base  n_pages slots; stays yours, and where it is until kvf_agent_destroy() has returned

@@ -5,7 +5,7 @@
  * runtime the same code runs, and its times mean nothing.
  *
  *     suite [--short]            everything
- *     suite --child FD FD        the other process of a check */
+ *     suite --child FD FD FD     the other process of a check */
 #include "kernels/attention.h"
 #include "kernels/digest.h"
 #include "kernels/move.h"
@@ -15,6 +15,7 @@
 #include "transceiver/mover/cuda.h"
 
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -328,9 +329,10 @@ typedef struct child {
     int to, from;
 } child_t;
 
-static child_t start_child(const char *program) {
+/* @param fd  Of a pool, for the child, too; or -1. */
+static child_t start_child(const char *program, int fd) {
     int down[2], up[2];
-    char in[16], out[16];
+    char in[16], out[16], pool[16];
     if (pipe(down) != 0 || pipe(up) != 0) {
         exit(1);
     }
@@ -340,7 +342,9 @@ static child_t start_child(const char *program) {
         (void)close(up[0]);
         (void)snprintf(in, sizeof(in), "%d", down[0]);
         (void)snprintf(out, sizeof(out), "%d", up[1]);
-        (void)execl(program, program, "--child", in, out, (char *)NULL);
+        (void)snprintf(pool, sizeof(pool), "%d", fd);
+        (void)(fd >= 0 && fcntl(fd, F_SETFD, 0));
+        (void)execl(program, program, "--child", in, out, pool, (char *)NULL);
         _exit(127);
     }
     (void)close(down[0]);
@@ -348,15 +352,17 @@ static child_t start_child(const char *program) {
     return child;
 }
 
-/* Open the handle that comes, read through it for ever, and say when the first copy was right. */
-static int run_child(int in, int out) {
+/* Open the handle that comes, read through it for ever, and say each time that the copy was right.
+ * With a descriptor the mapping is for reading alone: then try to write, say whether that went, and
+ * end. */
+static int run_child(int in, int out, int fd) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES];
-    kvf_cuda_import_t import = {NULL, NULL};
+    kvf_cuda_import_t import = {NULL, NULL, 0};
     kvf_lanes_t *lanes = NULL;
     uint64_t bytes = 8 * MIB, digest = 0, want = 0;
     if (read(in, handle, sizeof(handle)) != sizeof(handle) ||
         read(in, &want, sizeof(want)) != sizeof(want) ||
-        kvf_cuda_open_import(cuda, handle, bytes, &import, &detail) != KVF_OK ||
+        kvf_cuda_open_import(cuda, handle, fd, bytes, &import, &detail) != KVF_OK ||
         kvf_lanes_create(kvf_alloc_default(), kvf_cuda_context(cuda), 1, &lanes, &detail) !=
             KVF_OK) {
         (void)fprintf(stderr, "child: %s\n", detail.text);
@@ -374,43 +380,92 @@ static int run_child(int in, int out) {
         if (write(out, "r", 1) != 1) {
             return 0;
         }
+        if (fd >= 0 && read(in, &want, sizeof(want)) == sizeof(want)) {
+            bool written = cudaMemset(import.base, 1, 64) == cudaSuccess &&
+                           cudaDeviceSynchronize() == cudaSuccess;
+            return write(out, written ? "w" : "-", 1) == 1 ? 0 : 1;
+        }
     }
+}
+
+typedef struct owner {
+    kvf_cuda_t *cuda;
+    kvf_mem_t pool;
+    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
+    int fd;
+    uint64_t want; /* digest */
+} owner_t;
+
+/* A process that has read the pool once. */
+static bool start_reader(const owner_t *owner, const char *program, child_t *child_p) {
+    uint8_t word;
+    *child_p = start_child(program, owner->fd);
+    (void)kvf_fail(&detail, KVF_ERR_IO, "the other process did not read it");
+    return write(child_p->to, owner->handle, sizeof(owner->handle)) == sizeof(owner->handle) &&
+           write(child_p->to, &owner->want, sizeof(owner->want)) == sizeof(owner->want) &&
+           read(child_p->from, &word, 1) == 1;
+}
+
+static void end_child(const child_t *child) {
+    int status;
+    (void)kill(child->pid, SIGKILL);
+    (void)waitpid(child->pid, &status, 0);
+    (void)close(child->to);
+    (void)close(child->from);
+}
+
+/* What came by a descriptor can be read, and nobody but its owner can write to it. */
+static bool check_read_only(const owner_t *owner, const char *program, uint8_t *from) {
+    child_t child;
+    uint8_t word = 0, *got = malloc(owner->pool.bytes);
+    bool ok = start_reader(owner, program, &child) &&
+              write(child.to, &owner->want, sizeof(owner->want)) == sizeof(owner->want) &&
+              read(child.from, &word, 1) == 1 && word == '-';
+    end_child(&child);
+    get(&owner->pool, got);
+    (void)kvf_fail(&detail, KVF_ERR_IO, "the other process could write to it");
+    ok = ok && memcmp(got, from, owner->pool.bytes) == 0;
+    free(got);
+    return ok;
 }
 
 /* A peer reads our pool, and is killed while it does: the memory stays ours, and can be freed. The
  * pool is on that device, the peer on the first one. */
-static void check_processes(json_t *checks, const char *program, int device) {
+static void check_processes(json_t *checks, const char *program, int device, bool vmm) {
     const uint64_t bytes = 8 * MIB;
-    uint8_t *from = random_bytes(bytes, 3), handle[KVF_CUDA_HANDLE_BYTES], word;
-    uint64_t want = kvf_digest(from, bytes);
-    char name[96];
-    kvf_cuda_t *owner = NULL;
-    kvf_mem_t pool;
-    bool ok = kvf_cuda_open(kvf_alloc_default(), device, &owner, &detail) == KVF_OK &&
-              kvf_cuda_kind(owner)->alloc(kvf_cuda_kind(owner), bytes, &pool, &detail) == KVF_OK;
-    if (!ok) {
-        report(checks, "a pool for another process", ok, detail.text);
+    uint8_t *from = random_bytes(bytes, 3);
+    char name[128];
+    owner_t owner = {.fd = -1, .want = kvf_digest(from, bytes)};
+    bool ok = kvf_cuda_open(kvf_alloc_default(), device, &owner.cuda, &detail) == KVF_OK;
+    const kvf_mem_kind_t *row = !ok   ? NULL
+                                : vmm ? kvf_cuda_vmm_kind(owner.cuda)
+                                      : kvf_cuda_kind(owner.cuda);
+    (void)snprintf(name, sizeof(name),
+                   "%sanother process reads device %d, and is killed with the mapping open",
+                   vmm ? "vmm: " : "", device);
+    if (!ok || row->alloc(row, bytes, &owner.pool, &detail) != KVF_OK) {
+        report(checks, name, false, detail.text);
         exit(1);
     }
-    put(&pool, from);
-    ok = kvf_cuda_export(&pool, handle, &detail) == KVF_OK;
+    put(&owner.pool, from);
+    ok = kvf_cuda_export(&owner.pool, owner.handle, &owner.fd, &detail) == KVF_OK &&
+         (owner.fd >= 0) == vmm;
     for (int round = 0; ok && round < (is_short ? 1 : 3); round++) {
-        int status;
-        child_t child = start_child(program);
-        ok = write(child.to, handle, sizeof(handle)) == sizeof(handle) &&
-             write(child.to, &want, sizeof(want)) == sizeof(want) &&
-             read(child.from, &word, 1) == 1;
-        (void)kvf_fail(&detail, KVF_ERR_IO, "the other process did not read it");
-        (void)kill(child.pid, SIGKILL);
-        (void)waitpid(child.pid, &status, 0);
-        (void)close(child.to);
-        (void)close(child.from);
+        child_t child;
+        ok = start_reader(&owner, program, &child);
+        end_child(&child);
     }
-    (void)snprintf(name, sizeof(name),
-                   "another process reads device %d, and is killed with the mapping open", device);
     report(checks, name, ok, detail.text);
-    pool.kind->free(&pool);
-    kvf_cuda_close(owner);
+    if (ok && vmm) {
+        (void)snprintf(name, sizeof(name), "vmm: another process cannot write to device %d",
+                       device);
+        report(checks, name, check_read_only(&owner, program, from), detail.text);
+    }
+    if (owner.fd >= 0) {
+        (void)close(owner.fd);
+    }
+    owner.pool.kind->free(&owner.pool);
+    kvf_cuda_close(owner.cuda);
     free(from);
 }
 
@@ -517,8 +572,9 @@ int main(int argc, char **argv) {
         return must ? 1 : SKIPPED;
     }
     kind = kvf_cuda_kind(cuda);
-    if (argc == 4 && strcmp(argv[1], "--child") == 0) {
-        return run_child((int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10));
+    if (argc == 5 && strcmp(argv[1], "--child") == 0) {
+        return run_child((int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10),
+                         (int)strtol(argv[4], NULL, 10));
     }
     is_short = argc == 2 && strcmp(argv[1], "--short") == 0;
     json_t *checks = json_object();
@@ -531,7 +587,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n_devices && i < 2; i++) { /* the second one over NVLink, or PCIe */
         int reaches = i == 0;
         if (reaches || (cudaDeviceCanAccessPeer(&reaches, 0, i) == cudaSuccess && reaches)) {
-            check_processes(checks, argv[0], i);
+            check_processes(checks, argv[0], i, false);
+            check_processes(checks, argv[0], i, true);
         }
     }
     json_t *result = json_pack("{s:s, s:o, s:o}", "device", kvf_cuda_name(cuda), "checks", checks,
