@@ -185,8 +185,10 @@ static pid_t start_with_offer(uint8_t handle[KVF_CUDA_HANDLE_BYTES], int *fd_p) 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     pid_t pid = fork();
     if (pid == 0) {
+        (void)close(ends[0]); /* so that it ends with its parent */
         _exit(offer());
     }
+    (void)close(ends[1]);
     *fd_p = receive_handle(ends[0], handle);
     start();
     return pid;
@@ -197,6 +199,7 @@ static void end_offer(pid_t pid) {
     cr_assert_eq(write(ends[0], "x", 1), 1);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert_eq(status, 0);
+    cr_assert_eq(close(ends[0]), 0);
 }
 
 static void check_bytes(const kvf_cuda_import_t *import) {
@@ -209,7 +212,7 @@ static void check_bytes(const kvf_cuda_import_t *import) {
     }
 }
 
-Test(mem_cuda_vmm, opened_by_another_process) {
+Test(mem_cuda_vmm, opened_by_another_process, .timeout = 20) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES];
     kvf_cuda_import_t import = {NULL, NULL, 0};
     int fd;
@@ -229,7 +232,7 @@ Test(mem_cuda_vmm, opened_by_another_process) {
 }
 
 /* As far as it was promised, and no byte more than the granule needs; never more than there is. */
-Test(mem_cuda_vmm, sizes) {
+Test(mem_cuda_vmm, sizes, .timeout = 20) {
     static const uint64_t sizes[] = {1, GRANULE, GRANULE + 1, 2 * GRANULE};
     static const uint64_t offsets[] = {GRANULE, 2 * GRANULE, UINT64_MAX, UINT64_MAX - GRANULE,
                                        UINT64_C(1) << 62};
@@ -269,7 +272,7 @@ Test(mem_cuda_vmm, sizes) {
 }
 
 /* Nobody writes through it: neither the runtime's calls nor what was queued. */
-Test(mem_cuda_vmm, read_only) {
+Test(mem_cuda_vmm, read_only, .timeout = 20) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES], bytes[64] = {0};
     kvf_cuda_import_t import = {NULL, NULL, 0};
     int fd;
@@ -288,7 +291,7 @@ Test(mem_cuda_vmm, read_only) {
     stop();
 }
 
-Test(mem_cuda_vmm, imports_that_fail_leave_nothing) {
+Test(mem_cuda_vmm, imports_that_fail_leave_nothing, .timeout = 20) {
     static const struct {
         const char *function;
         kvf_status_t status;
@@ -317,7 +320,7 @@ Test(mem_cuda_vmm, imports_that_fail_leave_nothing) {
 }
 
 /* Descriptors of anything else, and handles without theirs. */
-Test(mem_cuda_vmm, what_is_no_allocation) {
+Test(mem_cuda_vmm, what_is_no_allocation, .timeout = 20) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES];
     kvf_cuda_import_t import = {NULL, NULL, 0};
     int fd, others[5];
@@ -405,6 +408,31 @@ static void engine_frees(CUdeviceptr base) {
     CALL(cuMemUnmap, base, GRANULE);
     CALL(cuMemUnmap, base + GRANULE, 2 * GRANULE);
     CALL(cuMemAddressFree, base, 3 * GRANULE);
+}
+
+/* An allocation, and not a device's. */
+Test(mem_cuda_vmm, memory_of_the_cpu) {
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes =
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA}};
+    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
+    kvf_cuda_import_t import = {NULL, NULL, 0};
+    CUmemGenericAllocationHandle theirs;
+    int fd = -1;
+    start();
+    kvf_mem_t mem = make(BYTES);
+    cr_assert_eq(kvf_cuda_export(&mem, handle, &fd, &detail), KVF_OK);
+    cr_assert_eq(close(fd), 0);
+    CALL(cuMemCreate, &theirs, GRANULE, &prop, 0);
+    CALL(cuMemExportToShareableHandle, &fd, theirs, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    CALL(cuMemRelease, theirs);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, fd, BYTES, &import, &detail), KVF_ERR_INVALID);
+    cr_assert_not_null(strstr(detail.text, "not that of a device"), "%s", detail.text);
+    cr_assert_null(import.mapping);
+    cr_assert_eq(close(fd), 0);
+    mem.kind->free(&mem);
+    stop();
 }
 
 Test(mem_cuda_vmm, attached) {

@@ -167,7 +167,6 @@ static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *messa
     int fds[KVF_MAX_GROUPS];
     uint32_t wanted = 0, next = 0;
     valid = valid && check_answer(mapped, answer, &wanted);
-    wanted = valid ? wanted : 0;
     uint32_t n = take_fds(message, fds, wanted);
     kvf_status_t status = KVF_OK;
     if (!valid || n != wanted) {

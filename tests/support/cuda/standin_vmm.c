@@ -17,11 +17,12 @@
 #define GRANULE ((size_t)2 << 20)
 #define NAME "standin-vmm-"
 #define PAGE 4096
+#define HOST (-1)
 
 typedef struct physical {
     int fd;
     size_t bytes;
-    int device; /* of the machine */
+    int device; /* of the machine; HOST: memory of the CPU's */
     unsigned types;
     bool imported;
     unsigned n_handles, n_mappings;
@@ -112,10 +113,13 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes,
     }
     if (bytes == 0 || bytes % GRANULE != 0 || flags != 0 ||
         prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE &&
+         prop->location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA)) {
         return end(CUDA_ERROR_INVALID_VALUE);
     }
-    int device = prop->location.id + standin_first_device();
+    int device = prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE
+                     ? HOST
+                     : prop->location.id + standin_first_device();
     (void)snprintf(name, sizeof(name), NAME "%d", device);
     int fd = memfd_create(name, MFD_CLOEXEC);
     /* Unlike cudaMalloc()'s here, it is what somebody has left. */
@@ -163,8 +167,9 @@ static CUresult get_properties(CUmemAllocationProp *prop, CUmemGenericAllocation
     memset(prop, 0, sizeof(*prop));
     prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop->requestedHandleTypes = (CUmemAllocationHandleType)physical->types;
-    prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    prop->location.id = physical->device - standin_first_device();
+    prop->location.type =
+        physical->device == HOST ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
+    prop->location.id = physical->device == HOST ? 0 : physical->device - standin_first_device();
     return end(CUDA_SUCCESS);
 }
 
