@@ -193,6 +193,8 @@ typedef struct kvf_pool_desc {
                                  the driver's virtual memory, in whole granules of usually 2 MiB,
                                  which a peer on this machine maps for reading alone. NULL for
                                  other memory */
+    bool zero_freed;          /**< a page that somebody had before is overwritten with zeros when
+                                 kvf_pool_acquire() hands it out again, which takes its time there */
 } kvf_pool_desc_t;
 
 /**
@@ -244,17 +246,18 @@ KVF_API KVF_CHECK kvf_status_t kvf_pool_read(const kvf_pool_t *pool, int32_t slo
 
 /**
  * Take n free pages, all or none. They are yours until kvf_pool_release(). Their old content is
- * still in them.
+ * still in them, unless the pool has zero_freed: then they are all zeros, written by the calling
+ * thread, which waits for the pool's device if it has one; do not call it from a callback then.
  *
- * @param[out] slots  Room for n.
+ * @param[out] slots  Room for n; what is in it after an error means nothing.
  * @return KVF_OK; KVF_ERR_AGAIN (too few are free now); KVF_ERR_TOO_LARGE (the pool has fewer in
- * all).
+ * all); KVF_ERR_IO (zero_freed: the device; the pages are free again).
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int32_t *slots);
 
 /**
  * Give pages back. A page that a peer may still read or write is reused only when that is proven to
- * have ended, even if you release it early.
+ * have ended, even if you release it early. Your own kernels are done with it.
  *
  * @param slots  n slots, each held by you; -1 entries are skipped.
  * @return KVF_OK; KVF_ERR_RANGE or KVF_ERR_INVALID (not a held page; the others are released all

@@ -50,6 +50,15 @@ class CudaTest(DeviceTest):
         self.refused(VMM, "pool.bytes", "of device 0, by vmm", environment={"KVF_STANDIN_CUDA_FAIL": "cuMemMap:2"})
         self.refused({"pool__device_alloc": "vmm", "pool__memory": "shm"}, "is for memory of a device")
 
+    def test_zero_freed(self):
+        """Pools that one request fills: each gets the pages of the one before. What it keeps, and what moved, is right."""
+        for memory in ("cuda", "shm"):
+            settings = {"pool__memory": memory, "pool__zero_freed": "true", "pool__bytes": "16MiB", "verify": "attention"}
+            prefill, decode = self.pair(**settings)
+            for k in range(6):
+                self.run_one(prefill, decode, "z%d" % k, 700)
+            self.end()
+
     def test_device_to_cpu_and_back(self):
         """The kinds of memory need not be the same: what the CPU does not reach is gathered, and scattered."""
         for context, generation in (("cuda", "host"), ("cuda", "shm"), ("host", "cuda"), ("shm", "cuda")):

@@ -56,7 +56,7 @@ static void open_agent(const char *mover) {
 }
 
 static kvf_status_t make_by(uint32_t g, const char *memory, const char *device_alloc) {
-    const kvf_pool_desc_t desc = {g, memory, N_PAGES, device_alloc};
+    const kvf_pool_desc_t desc = {g, memory, N_PAGES, device_alloc, false};
     return kvf_pool_create(agent, &desc, &pools[g], &detail);
 }
 
@@ -127,7 +127,8 @@ Test(agent_device, devices) {
 Test(agent_device, memory_of_the_caller) {
     uint8_t *theirs = NULL;
     uint8_t bytes[512], back[512];
-    const kvf_pool_desc_t descs[] = {{0, "cuda", N_PAGES, NULL}, {1, "cuda", N_PAGES, NULL}};
+    const kvf_pool_desc_t descs[] = {{0, "cuda", N_PAGES, NULL, false},
+                                     {1, "cuda", N_PAGES, NULL, false}};
     cr_assert_eq(cudaMalloc((void **)&theirs, 3 * 4096), cudaSuccess);
     open_agent("auto");
     cr_expect_eq(kvf_pool_attach(agent, &descs[1], theirs + 2 * 4096, &pools[1], &detail),
@@ -200,6 +201,37 @@ Test(agent_device, virtual_memory) {
         fds[round] = count_fds(); /* UCX keeps some of the first round's */
     }
     cr_expect_eq(fds[1], fds[0]);
+}
+
+/* Pages that cannot be zeroed are not handed out; they are free, and are tried again. */
+Test(agent_device, zeroed_when_handed_out_again) {
+    const kvf_pool_desc_t desc = {0, "cuda", N_PAGES, "vmm", true};
+    uint8_t bytes[512], back[512];
+    int32_t slots[N_PAGES];
+    kvf_pool_info_t info;
+    memset(bytes, 9, sizeof(bytes));
+    open_agent("cuda");
+    cr_assert_eq(kvf_pool_create(agent, &desc, &pools[0], &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(make(1, "cuda"), KVF_OK);
+    cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_acquire(pools[0], 3, slots), KVF_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(kvf_pool_write(pools[0], slots[i], 0, bytes, 512, &detail), KVF_OK);
+    }
+    cr_assert_eq(kvf_pool_release(pools[0], 3, slots), KVF_OK);
+    standin_cuda_fail("cudaMemsetAsync", 2);
+    cr_expect_eq(kvf_pool_acquire(pools[0], 5, slots), KVF_ERR_IO);
+    kvf_pool_get_info(pools[0], &info);
+    cr_expect_eq(info.free, N_PAGES);
+    cr_assert_eq(kvf_pool_acquire(pools[0], N_PAGES, slots), KVF_OK);
+    memset(bytes, 0, sizeof(bytes));
+    for (int i = 0; i < N_PAGES; i++) {
+        cr_assert_eq(kvf_pool_read(pools[0], slots[i], 0, back, 512, &detail), KVF_OK);
+        cr_expect_arr_eq(back, bytes, 512, "%d", i);
+    }
+    cr_assert_eq(kvf_pool_release(pools[0], N_PAGES, slots), KVF_OK);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    expect_nothing_left();
 }
 
 /* Each call that a start makes fails once: an error, or a way that still works, and nothing stays.

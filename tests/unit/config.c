@@ -238,8 +238,8 @@ Test(config, wrong_settings_are_named) {
     static const char *const cases[][2] = {
         {"limits.transfers", "expected key=value"},
         {"=4", "unknown key"},
-        {"pool=3",
-         "--set pool: that is a section; its keys are pool.memory, pool.device_alloc, pool.bytes"},
+        {"pool=3", "--set pool: that is a section; its keys are pool.memory, pool.device_alloc, "
+                   "pool.zero_freed, pool.bytes"},
         {"limits=4", "limits.quarantine_ms, limits.frame_bytes"},
         {"limits.transfer=4", "unknown key; did you mean limits.transfers?"},
         {"limits.transfers=x", "expected a whole number of transfers, 1 to 65536, not \"x\""},

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* In a handle; the layout is the compiler's, both ends are of one machine and one program. */
 typedef struct handle {
@@ -116,6 +117,30 @@ static kvf_status_t cuda_read(const kvf_mem_t *mem, uint64_t off, void *dst, uin
     return copy(mem, dst, mem->base + off, bytes, NULL, detail);
 }
 
+/* On a stream that nobody else's work is in, and wait. */
+static kvf_status_t cuda_zero(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
+                              kvf_detail_t *detail) {
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(mem->kind->ctx, &scope);
+    if (error == cudaSuccess) {
+        for (int64_t i = 0; i < n && error == cudaSuccess; i++) {
+            error = cudaMemsetAsync(mem->base + (uint64_t)slots[i] * piece_bytes, 0,
+                                    (size_t)piece_bytes, cudaStreamPerThread);
+        }
+        /* Whoever has a page next writes to it: until one or the other is said, zeros may come. */
+        cudaError_t ended = cudaStreamSynchronize(cudaStreamPerThread);
+        while (ended != cudaSuccess && !kvf_cuda_is_fatal(ended)) {
+            const struct timespec pause = {0, 1000000};
+            (void)nanosleep(&pause, NULL);
+            ended = cudaStreamSynchronize(cudaStreamPerThread);
+        }
+        error = error == cudaSuccess ? ended : error;
+        kvf_cuda_leave(&scope);
+    }
+    return error == cudaSuccess ? KVF_OK
+                                : kvf_cuda_fail(detail, error, "zeroing pages of a device");
+}
+
 /* ---- devices ---- */
 
 cudaError_t kvf_cuda_find_symbol(const char *name, void *function_p, size_t bytes) {
@@ -199,6 +224,7 @@ kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cu
         .free = cuda_free,
         .write = cuda_write,
         .read = cuda_read,
+        .zero = cuda_zero,
     };
     cuda->vmm_kind = cuda->kind;
     kvf_vmm_row(&cuda->vmm_kind);
