@@ -10,21 +10,18 @@
 #include "kernels/digest.h"
 #include "kernels/move.h"
 #include "kernels/reshape.h"
+#include "tests/gpu/processes.h"
 #include "tests/support/random.h"
 #include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda.h"
 
 #include <cuda_runtime_api.h>
-#include <fcntl.h>
 #include <jansson.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
 #define WINDOW_BYTES (64 * MIB)
@@ -324,149 +321,18 @@ static void check_attention(json_t *checks) {
 
 /* ---- two processes ---- */
 
-typedef struct child {
-    pid_t pid;
-    int to, from;
-} child_t;
-
-/* @param fd  Of a pool, for the child, too; or -1. */
-static child_t start_child(const char *program, int fd) {
-    int down[2], up[2];
-    char in[16], out[16], pool[16];
-    if (pipe(down) != 0 || pipe(up) != 0) {
-        exit(1);
-    }
-    child_t child = {fork(), down[1], up[0]};
-    if (child.pid == 0) { /* a new program: a context does not survive a fork */
-        (void)close(down[1]);
-        (void)close(up[0]);
-        (void)snprintf(in, sizeof(in), "%d", down[0]);
-        (void)snprintf(out, sizeof(out), "%d", up[1]);
-        (void)snprintf(pool, sizeof(pool), "%d", fd);
-        (void)(fd >= 0 && fcntl(fd, F_SETFD, 0));
-        (void)execl(program, program, "--child", in, out, pool, (char *)NULL);
-        _exit(127);
-    }
-    (void)close(down[0]);
-    (void)close(up[1]);
-    return child;
-}
-
-/* Open the handle that comes, read through it for ever, and say each time that the copy was right.
- * With a descriptor the mapping is for reading alone: then try to write, say whether that went, and
- * end. */
-static int run_child(int in, int out, int fd) {
-    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
-    kvf_cuda_import_t import = {NULL, NULL, 0};
-    kvf_lanes_t *lanes = NULL;
-    uint64_t bytes = 8 * MIB, digest = 0, want = 0;
-    if (read(in, handle, sizeof(handle)) != sizeof(handle) ||
-        read(in, &want, sizeof(want)) != sizeof(want) ||
-        kvf_cuda_open_import(cuda, handle, fd, bytes, &import, &detail) != KVF_OK ||
-        kvf_lanes_create(kvf_alloc_default(), kvf_cuda_context(cuda), 1, &lanes, &detail) !=
-            KVF_OK) {
-        (void)fprintf(stderr, "child: %s\n", detail.text);
-        return 1;
-    }
-    kvf_mem_t target = memory(bytes);
-    for (;;) {
-        kvf_lane_t *lane = kvf_lanes_take(lanes);
-        kvf_lane_copy(lane, target.base, import.base, bytes, &digest);
-        if (kvf_lane_finish(lane, &detail) != KVF_OK || digest != want) {
-            (void)fprintf(stderr, "child: %s\n", digest != want ? "other bytes" : detail.text);
-            return 1;
-        }
-        kvf_lanes_give(lane);
-        if (write(out, "r", 1) != 1) {
-            return 0;
-        }
-        if (fd >= 0 && read(in, &want, sizeof(want)) == sizeof(want)) {
-            bool written = cudaMemset(import.base, 1, 64) == cudaSuccess &&
-                           cudaDeviceSynchronize() == cudaSuccess;
-            return write(out, written ? "w" : "-", 1) == 1 ? 0 : 1;
-        }
-    }
-}
-
-typedef struct owner {
-    kvf_cuda_t *cuda;
-    kvf_mem_t pool;
-    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
-    int fd;
-    uint64_t want; /* digest */
-} owner_t;
-
-/* A process that has read the pool once. */
-static bool start_reader(const owner_t *owner, const char *program, child_t *child_p) {
-    uint8_t word;
-    *child_p = start_child(program, owner->fd);
-    (void)kvf_fail(&detail, KVF_ERR_IO, "the other process did not read it");
-    return write(child_p->to, owner->handle, sizeof(owner->handle)) == sizeof(owner->handle) &&
-           write(child_p->to, &owner->want, sizeof(owner->want)) == sizeof(owner->want) &&
-           read(child_p->from, &word, 1) == 1;
-}
-
-static void end_child(const child_t *child) {
-    int status;
-    (void)kill(child->pid, SIGKILL);
-    (void)waitpid(child->pid, &status, 0);
-    (void)close(child->to);
-    (void)close(child->from);
-}
-
-/* What came by a descriptor can be read, and nobody but its owner can write to it. */
-static bool check_read_only(const owner_t *owner, const char *program, uint8_t *from) {
-    child_t child;
-    uint8_t word = 0, *got = malloc(owner->pool.bytes);
-    bool ok = start_reader(owner, program, &child) &&
-              write(child.to, &owner->want, sizeof(owner->want)) == sizeof(owner->want) &&
-              read(child.from, &word, 1) == 1 && word == '-';
-    end_child(&child);
-    get(&owner->pool, got);
-    (void)kvf_fail(&detail, KVF_ERR_IO, "the other process could write to it");
-    ok = ok && memcmp(got, from, owner->pool.bytes) == 0;
-    free(got);
-    return ok;
-}
-
-/* A peer reads our pool, and is killed while it does: the memory stays ours, and can be freed. The
- * pool is on that device, the peer on the first one. */
 static void check_processes(json_t *checks, const char *program, int device, bool vmm) {
-    const uint64_t bytes = 8 * MIB;
-    uint8_t *from = random_bytes(bytes, 3);
     char name[128];
-    owner_t owner = {.fd = -1, .want = kvf_digest(from, bytes)};
-    bool ok = kvf_cuda_open(kvf_alloc_default(), device, &owner.cuda, &detail) == KVF_OK;
-    const kvf_mem_kind_t *row = !ok   ? NULL
-                                : vmm ? kvf_cuda_vmm_kind(owner.cuda)
-                                      : kvf_cuda_kind(owner.cuda);
     (void)snprintf(name, sizeof(name),
                    "%sanother process reads device %d, and is killed with the mapping open",
                    vmm ? "vmm: " : "", device);
-    if (!ok || row->alloc(row, bytes, &owner.pool, &detail) != KVF_OK) {
-        report(checks, name, false, detail.text);
-        exit(1);
-    }
-    put(&owner.pool, from);
-    ok = kvf_cuda_export(&owner.pool, owner.handle, &owner.fd, &detail) == KVF_OK &&
-         (owner.fd >= 0) == vmm;
-    for (int round = 0; ok && round < (is_short ? 1 : 3); round++) {
-        child_t child;
-        ok = start_reader(&owner, program, &child);
-        end_child(&child);
-    }
-    report(checks, name, ok, detail.text);
-    if (ok && vmm) {
+    report(checks, name, gpu_check_reader(program, device, vmm, is_short ? 1 : 3, &detail),
+           detail.text);
+    if (vmm) {
         (void)snprintf(name, sizeof(name), "vmm: another process cannot write to device %d",
                        device);
-        report(checks, name, check_read_only(&owner, program, from), detail.text);
+        report(checks, name, gpu_check_read_only(program, device, &detail), detail.text);
     }
-    if (owner.fd >= 0) {
-        (void)close(owner.fd);
-    }
-    owner.pool.kind->free(&owner.pool);
-    kvf_cuda_close(owner.cuda);
-    free(from);
 }
 
 /* ---- how fast ---- */
@@ -573,8 +439,8 @@ int main(int argc, char **argv) {
     }
     kind = kvf_cuda_kind(cuda);
     if (argc == 5 && strcmp(argv[1], "--child") == 0) {
-        return run_child((int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10),
-                         (int)strtol(argv[4], NULL, 10));
+        return gpu_run_child(cuda, (int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10),
+                             (int)strtol(argv[4], NULL, 10));
     }
     is_short = argc == 2 && strcmp(argv[1], "--short") == 0;
     json_t *checks = json_object();
