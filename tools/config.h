@@ -36,6 +36,8 @@ typedef struct kvf_config {
     uint64_t tokens_per_block;
     uint64_t draft_layers;
     const char *memory;
+    const char *device_alloc;
+    bool zero_freed;
     uint64_t pool_bytes;
     const char *mover;
     const char *direction;

@@ -44,6 +44,15 @@ static const kvf_key_t keys[] = {
      0, KVF_PRESET_MAX_DRAFT_LAYERS, NULL, AT(draft_layers)},
     {"pool.memory", KVF_KEY_CHOICE, "shm", NULL, "kind of memory of the pages", 0, 0,
      LIST("host", "shm", "cuda"), AT(memory)},
+    {"pool.device_alloc", KVF_KEY_CHOICE, "malloc", NULL,
+     "of pools of cuda: malloc, cudaMalloc(); vmm, the driver's virtual memory, which peers on "
+     "this "
+     "machine map for reading alone",
+     0, 0, LIST("malloc", "vmm"), AT(device_alloc)},
+    {"pool.zero_freed", KVF_KEY_BOOL, "false", NULL,
+     "pages of a request that has ended are overwritten with zeros before another one gets them, "
+     "which takes its time when it does",
+     0, 0, NULL, AT(zero_freed)},
     {"pool.bytes", KVF_KEY_SIZE, "4GiB", NULL,
      "all pages together; shared by the layer groups; nodes on one machine need memory for the sum",
      4 * KIB, KIB *KIB *GIB, NULL, AT(pool_bytes)},

@@ -11,6 +11,7 @@
 #include "transceiver/mover/cuda.h"
 
 #include <string.h>
+#include <unistd.h>
 
 /* Windows that are gathered, or carried, at once: enough that the next one is ready when one has
  * left, for each of the crew's threads. */
@@ -49,6 +50,7 @@ typedef struct stage {
 struct kvf_device_copier {
     kvf_lanes_t *lanes;
     import_t *imports;
+    int fds[KVF_MAX_GROUPS]; /* of our pools, for peers; -1: their handles are enough */
     stage_t stages[N_STAGES];
 };
 
@@ -249,14 +251,22 @@ unsigned kvf_device_progress(kvf_copier_t *copier) {
 
 /* ---- peers' pools ---- */
 
+static void close_fd(int fd) {
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
 static void run_open(kvf_job_t *job) {
     import_t *import = (import_t *)job;
     const kvf_agent_t *agent = import->copier->agent;
     import->status = KVF_OK;
     for (uint32_t g = 0; g < agent->layout.n_groups && import->status == KVF_OK; g++) {
-        import->status = kvf_cuda_open_import(agent->cuda, kvf_mapped_handle(import->source, g),
+        int fd = kvf_mapped_take_fd(import->source, g);
+        import->status = kvf_cuda_open_import(agent->cuda, kvf_mapped_handle(import->source, g), fd,
                                               kvf_mapped_bytes(import->source, g),
                                               &import->pools[g], &import->detail);
+        close_fd(fd);
     }
 }
 
@@ -335,8 +345,10 @@ kvf_status_t kvf_device_export(const kvf_copier_t *copier, kvf_mapped_pool_t *po
     _Static_assert(KVF_MAPPED_HANDLE_BYTES == KVF_CUDA_HANDLE_BYTES, "handles");
     for (uint32_t g = 0; g < agent->layout.n_groups && status == KVF_OK; g++) {
         const kvf_mem_t *mem = &agent->pools[g].mem;
-        pools[g] = (kvf_mapped_pool_t){.fd = -1, .bytes = mem->bytes};
-        status = kvf_cuda_export(mem, pools[g].handle, detail);
+        status = kvf_cuda_export(mem, pools[g].handle, &copier->device->fds[g], detail);
+        pools[g].on_device = true;
+        pools[g].fd = copier->device->fds[g];
+        pools[g].bytes = mem->bytes;
     }
     return status;
 }
@@ -355,6 +367,7 @@ kvf_status_t kvf_device_create(kvf_copier_t *copier, uint32_t n, kvf_detail_t *d
         kvf_free(agent->alloc, device);
         return status;
     }
+    memset(device->fds, -1, sizeof(device->fds));
     copier->device = device;
     return KVF_OK;
 }
@@ -368,6 +381,9 @@ void kvf_device_destroy(kvf_copier_t *copier) {
     }
     for (uint32_t i = 0; i < N_STAGES; i++) {
         kvf_lanes_unpin(device->lanes, device->stages[i].bytes);
+    }
+    for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
+        close_fd(device->fds[g]); /* what peers were given are others */
     }
     kvf_lanes_destroy(device->lanes);
     kvf_free(copier->agent->alloc, device);

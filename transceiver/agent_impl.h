@@ -24,7 +24,8 @@ struct kvf_pool {
     kvf_agent_t *agent;
     uint32_t group_idx;
     kvf_mem_t mem;
-    bool attached; /**< the memory is the caller's */
+    bool attached;   /**< the memory is the caller's */
+    bool zero_freed; /**< pages that were used are zeroed when they are handed out again */
     kvf_pages_t *pages;
     uint64_t page_bytes;
     int64_t n_pages;

@@ -38,9 +38,23 @@ static kvf_status_t open_device(kvf_agent_t *agent, const char *memory, kvf_deta
     return KVF_OK;
 }
 
+/* The row for memory of the device. */
+static kvf_status_t find_device_kind(const kvf_agent_t *agent, const char *alloc,
+                                     const kvf_mem_kind_t **kind_p, kvf_detail_t *detail) {
+    if (alloc == NULL || strcmp(alloc, "malloc") == 0) {
+        *kind_p = kvf_cuda_kind(agent->cuda);
+    } else if (strcmp(alloc, "vmm") == 0) {
+        *kind_p = kvf_cuda_vmm_kind(agent->cuda);
+    } else {
+        return kvf_fail(detail, KVF_ERR_INVALID, "device_alloc %.32s: write malloc or vmm", alloc);
+    }
+    return KVF_OK;
+}
+
 /* The row for a kind of memory. */
-static kvf_status_t find_kind(kvf_agent_t *agent, const char *memory, const kvf_mem_kind_t **kind_p,
-                              kvf_detail_t *detail) {
+static kvf_status_t find_kind(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
+                              const kvf_mem_kind_t **kind_p, kvf_detail_t *detail) {
+    const char *memory = desc->memory;
     bool on_device = memory != NULL && strncmp(memory, "cuda", 4) == 0, others = false;
     for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
         const kvf_pool_t *pool = &agent->pools[g];
@@ -52,10 +66,13 @@ static kvf_status_t find_kind(kvf_agent_t *agent, const char *memory, const kvf_
     }
     if (on_device) {
         kvf_status_t status = open_device(agent, memory, detail);
-        if (status == KVF_OK) {
-            *kind_p = kvf_cuda_kind(agent->cuda);
-        }
-        return status;
+        return status != KVF_OK ? status
+                                : find_device_kind(agent, desc->device_alloc, kind_p, detail);
+    }
+    if (desc->device_alloc != NULL) {
+        return kvf_fail(detail, KVF_ERR_INVALID,
+                        "device_alloc %.32s: that is for memory of a device; leave it out",
+                        desc->device_alloc);
     }
     if (memory != NULL && strcmp(memory, "host") == 0) {
         *kind_p = kvf_mem_host();
@@ -117,7 +134,7 @@ static kvf_status_t take_memory(const kvf_agent_t *agent, const kvf_mem_kind_t *
 static kvf_status_t make(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *base,
                          uint64_t bytes, kvf_pool_t **pool_p, kvf_detail_t *detail) {
     const kvf_mem_kind_t *kind = NULL;
-    kvf_status_t status = find_kind(agent, desc->memory, &kind, detail);
+    kvf_status_t status = find_kind(agent, desc, &kind, detail);
     if (status != KVF_OK) {
         return status;
     }
@@ -142,6 +159,7 @@ static kvf_status_t make(kvf_agent_t *agent, const kvf_pool_desc_t *desc, void *
     pool->agent = agent;
     pool->group_idx = desc->group_idx;
     pool->attached = base != NULL;
+    pool->zero_freed = desc->zero_freed;
     pool->page_bytes = page_bytes;
     pool->n_pages = desc->n_pages;
     *pool_p = pool;
@@ -227,21 +245,40 @@ typedef struct pool_call {
     kvf_pool_t *pool;
     int64_t n;
     int32_t *acquired;
+    int64_t n_used; /* of those acquired, up to the last that is not new memory */
     const int32_t *slots;
     kvf_status_t (*each)(kvf_pages_t *pages, int32_t slot);
     kvf_pool_info_t *info;
     kvf_status_t status;
 } pool_call_t;
 
+/* Whether somebody may have written to a page before it was acquired now: new memory is zero, and
+ * its generation is the number of its uses. */
+static bool was_used(const kvf_pool_t *pool, int32_t slot) {
+    return pool->attached || kvf_pages_generation(pool->pages, slot) > 1;
+}
+
 static void call_acquire(void *arg) {
     pool_call_t *c = arg;
     c->status = kvf_pages_acquire(c->pool->pages, c->n, c->acquired);
+    for (int64_t i = 0; c->pool->zero_freed && c->status == KVF_OK && i < c->n; i++) {
+        c->n_used = was_used(c->pool, c->acquired[i]) ? i + 1 : c->n_used;
+    }
 }
 
+/* Pages are zeroed when they are handed out, by who gets them: until then nobody holds them, while
+ * freed pages that only will be free soon would make others look for more to evict. */
 kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int32_t *slots) {
     pool_call_t c = {.pool = pool, .n = n, .acquired = slots};
     call(pool->agent, call_acquire, &c);
-    return c.status;
+    if (c.status != KVF_OK || c.n_used == 0) {
+        return c.status;
+    }
+    kvf_status_t status = pool->mem.kind->zero(&pool->mem, pool->page_bytes, c.n_used, slots, NULL);
+    if (status != KVF_OK) {
+        (void)kvf_pool_release(pool, n, slots);
+    }
+    return status;
 }
 
 /* Do something to each page; the first error is what the caller hears of. */

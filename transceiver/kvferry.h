@@ -192,6 +192,12 @@ typedef struct kvf_pool_desc {
     const char *memory; /**< host | shm | cuda (the calling thread's current device) | cuda:N; all
                            pools of an agent are on one device, or none is */
     int64_t n_pages;    /**< slots of one block of the group each; 1 .. 2^31-1 */
+    const char *device_alloc; /**< of new memory on a device: malloc (NULL, too), cudaMalloc(); vmm,
+                                 the driver's virtual memory, in whole granules of usually 2 MiB,
+                                 which a peer on this machine maps for reading alone. NULL for
+                                 other memory */
+    bool zero_freed;          /**< a page that somebody had before is overwritten with zeros when
+                                 kvf_pool_acquire() hands it out again, which takes its time there */
 } kvf_pool_desc_t;
 
 /**
@@ -199,17 +205,19 @@ typedef struct kvf_pool_desc {
  *
  * @param[out] pool_p  Lives as long as the agent.
  * @return KVF_OK; KVF_ERR_INVALID (group, number, a second pool of a group, kinds that do not go
- * together, agent started); KVF_ERR_UNSUPPORTED (memory; there is no device, or no driver);
- * KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
+ * together, device_alloc, agent started); KVF_ERR_UNSUPPORTED (memory; there is no device, or no
+ * driver); KVF_ERR_TOO_LARGE; KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_pool_desc_t *desc,
                                                kvf_pool_t **pool_p, kvf_detail_t *detail);
 
 /**
  * Make a pool of memory that you have: host (peers reach it through ucx alone), or cuda, of one
- * allocation by cudaMalloc() or a part of it. Device memory that cannot be opened by another
- * process (CUDA IPC; from a pool of cudaMallocAsync(), say) costs a warning, and what moves to and
- * from peers on this machine goes through the CPU's memory.
+ * allocation by cudaMalloc() or a part of it, or of mappings of virtual memory (cuMemMap()). Device
+ * memory that cannot be opened by another process costs a warning, and what moves to and from peers
+ * on this machine goes through the CPU's memory: memory from a pool of cudaMallocAsync(), say;
+ * virtual memory that was made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or of several
+ * allocations.
  *
  * @param desc  memory: host | cuda | cuda:N.
  * @param base  n_pages slots; stays yours, and where it is until kvf_agent_destroy() has returned
@@ -241,17 +249,18 @@ KVF_API KVF_CHECK kvf_status_t kvf_pool_read(const kvf_pool_t *pool, int32_t slo
 
 /**
  * Take n free pages, all or none. They are yours until kvf_pool_release(). Their old content is
- * still in them.
+ * still in them, unless the pool has zero_freed: then they are all zeros, written by the calling
+ * thread, which waits for the pool's device if it has one; do not call it from a callback then.
  *
- * @param[out] slots  Room for n.
+ * @param[out] slots  Room for n; what is in it after an error means nothing.
  * @return KVF_OK; KVF_ERR_AGAIN (too few are free now); KVF_ERR_TOO_LARGE (the pool has fewer in
- * all).
+ * all); KVF_ERR_IO (zero_freed: the device; the pages are free again).
  */
 KVF_API KVF_CHECK kvf_status_t kvf_pool_acquire(kvf_pool_t *pool, int64_t n, int32_t *slots);
 
 /**
  * Give pages back. A page that a peer may still read or write is reused only when that is proven to
- * have ended, even if you release it early.
+ * have ended, even if you release it early. Your own kernels are done with it.
  *
  * @param slots  n slots, each held by you; -1 entries are skipped.
  * @return KVF_OK; KVF_ERR_RANGE or KVF_ERR_INVALID (not a held page; the others are released all

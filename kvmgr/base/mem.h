@@ -66,6 +66,15 @@ typedef struct kvf_mem_kind {
      */
     kvf_status_t (*read)(const kvf_mem_t *mem, uint64_t off, void *dst, uint64_t bytes,
                          kvf_detail_t *detail);
+    /**
+     * Overwrite pieces with zeros; all of it has happened on return.
+     *
+     * @param slots        n numbers of pieces, each of piece_bytes; inside mem, checked by the
+     * caller.
+     * @return KVF_OK, KVF_ERR_IO. @cost one wait for a device, whatever n is
+     */
+    kvf_status_t (*zero)(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
+                         kvf_detail_t *detail);
 } kvf_mem_kind_t;
 
 #endif

@@ -13,6 +13,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from device_nodes import CUDA, DeviceTest  # noqa: E402
 from nodes import PATIENCE_S  # noqa: E402
 
+VMM = dict(CUDA, pool__device_alloc="vmm")
+
 
 class CudaTest(DeviceTest):
     def test_each_way(self):
@@ -25,6 +27,37 @@ class CudaTest(DeviceTest):
                 self.assertEqual([self.fallbacks(node) for node in (prefill, decode)], [0, 0])
                 self.finish()
                 self.nodes.clear()
+
+    def test_virtual_memory(self):
+        """Both pools, or those of one node, are the driver's virtual memory; each way to pull, too."""
+        for context, generation, direction in (("vmm", "vmm", "push"), ("malloc", "vmm", "push"), ("vmm", "malloc", "pull")):
+            prefill = self.node("prefill", pool__device_alloc=context, mover__direction=direction, **CUDA)
+            decode = self.node("decode", mover__kind="cuda", pool__device_alloc=generation, mover__direction=direction, **CUDA)
+            self.check_way(prefill, decode, "cuda")
+            self.assertEqual([self.fallbacks(node) for node in (prefill, decode)], [0, 0])
+            self.end()
+
+    def test_virtual_memory_that_cannot_be_had(self):
+        """Where it has no descriptor; where it cannot be mapped, once the first pool is; and where there is none."""
+        self.check_way(self.failing("prefill", "cuMemExportToShareableHandle", 1, **VMM), self.node("decode", **VMM), "tcp")
+        self.end()
+        prefill = self.node("prefill", **VMM)
+        decode = self.failing("decode", "cuMemImportFromShareableHandle", 2, **VMM)
+        self.check_way(prefill, decode, "tcp")
+        self.assertEqual(self.fallbacks(decode), 1)
+        self.assertIn("are not mapped, so tcp carries: opening the descriptor of its memory", decode.text())
+        self.end()
+        self.refused(VMM, "pool.bytes", "of device 0, by vmm", environment={"KVF_STANDIN_CUDA_FAIL": "cuMemMap:2"})
+        self.refused({"pool__device_alloc": "vmm", "pool__memory": "shm"}, "is for memory of a device")
+
+    def test_zero_freed(self):
+        """Pools that one request fills: each gets the pages of the one before. What it keeps, and what moved, is right."""
+        for memory in ("cuda", "shm"):
+            settings = {"pool__memory": memory, "pool__zero_freed": "true", "pool__bytes": "16MiB", "verify": "attention"}
+            prefill, decode = self.pair(**settings)
+            for k in range(6):
+                self.run_one(prefill, decode, "z%d" % k, 700)
+            self.end()
 
     def test_device_to_cpu_and_back(self):
         """The kinds of memory need not be the same: what the CPU does not reach is gathered, and scattered."""

@@ -42,7 +42,7 @@ class ConfigTest(ClusterTest):
     def test_wrong_types_and_values(self):
         for setting, words in (("pool.bytes=many", ["pool.bytes", "many"]),
                                ("pool.bytes=-1", ["pool.bytes"]),
-                               ("pool=3", ["pool.memory, pool.bytes"]),
+                               ("pool=3", ["pool.memory, pool.device_alloc, pool.zero_freed, pool.bytes"]),
                                ("limits.frame_bytes=1MiB", ["limits.frame_bytes", "2097152"]),
                                ("model.tokens_per_block=33", ["model.tokens_per_block", "16", "128"]),
                                ("model.preset=gemma", ["model.preset", "gemma-3-270m", "mla-deepseek-v3"]),

@@ -94,7 +94,7 @@ static void side_make(side_t *side, uint64_t number) {
     side->agent->make_mover = make_mover;
     side->agent->make_mover_ctx = &side->number;
     for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, maps() ? "shm" : "host", N_PAGES};
+        const kvf_pool_desc_t desc = {g, maps() ? "shm" : "host", N_PAGES, NULL, false};
         cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK);
     }
 }

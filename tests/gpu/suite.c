@@ -5,25 +5,23 @@
  * runtime the same code runs, and its times mean nothing.
  *
  *     suite [--short]            everything
- *     suite --child FD FD        the other process of a check */
+ *     suite --child FD FD FD     the other process of a check */
 #include "kernels/attention.h"
 #include "kernels/digest.h"
 #include "kernels/move.h"
 #include "kernels/reshape.h"
+#include "tests/gpu/processes.h"
 #include "tests/support/random.h"
 #include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <jansson.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
 #define WINDOW_BYTES (64 * MIB)
@@ -323,95 +321,18 @@ static void check_attention(json_t *checks) {
 
 /* ---- two processes ---- */
 
-typedef struct child {
-    pid_t pid;
-    int to, from;
-} child_t;
-
-static child_t start_child(const char *program) {
-    int down[2], up[2];
-    char in[16], out[16];
-    if (pipe(down) != 0 || pipe(up) != 0) {
-        exit(1);
-    }
-    child_t child = {fork(), down[1], up[0]};
-    if (child.pid == 0) { /* a new program: a context does not survive a fork */
-        (void)close(down[1]);
-        (void)close(up[0]);
-        (void)snprintf(in, sizeof(in), "%d", down[0]);
-        (void)snprintf(out, sizeof(out), "%d", up[1]);
-        (void)execl(program, program, "--child", in, out, (char *)NULL);
-        _exit(127);
-    }
-    (void)close(down[0]);
-    (void)close(up[1]);
-    return child;
-}
-
-/* Open the handle that comes, read through it for ever, and say when the first copy was right. */
-static int run_child(int in, int out) {
-    uint8_t handle[KVF_CUDA_HANDLE_BYTES];
-    kvf_cuda_import_t import = {NULL, NULL};
-    kvf_lanes_t *lanes = NULL;
-    uint64_t bytes = 8 * MIB, digest = 0, want = 0;
-    if (read(in, handle, sizeof(handle)) != sizeof(handle) ||
-        read(in, &want, sizeof(want)) != sizeof(want) ||
-        kvf_cuda_open_import(cuda, handle, bytes, &import, &detail) != KVF_OK ||
-        kvf_lanes_create(kvf_alloc_default(), kvf_cuda_context(cuda), 1, &lanes, &detail) !=
-            KVF_OK) {
-        (void)fprintf(stderr, "child: %s\n", detail.text);
-        return 1;
-    }
-    kvf_mem_t target = memory(bytes);
-    for (;;) {
-        kvf_lane_t *lane = kvf_lanes_take(lanes);
-        kvf_lane_copy(lane, target.base, import.base, bytes, &digest);
-        if (kvf_lane_finish(lane, &detail) != KVF_OK || digest != want) {
-            (void)fprintf(stderr, "child: %s\n", digest != want ? "other bytes" : detail.text);
-            return 1;
-        }
-        kvf_lanes_give(lane);
-        if (write(out, "r", 1) != 1) {
-            return 0;
-        }
-    }
-}
-
-/* A peer reads our pool, and is killed while it does: the memory stays ours, and can be freed. The
- * pool is on that device, the peer on the first one. */
-static void check_processes(json_t *checks, const char *program, int device) {
-    const uint64_t bytes = 8 * MIB;
-    uint8_t *from = random_bytes(bytes, 3), handle[KVF_CUDA_HANDLE_BYTES], word;
-    uint64_t want = kvf_digest(from, bytes);
-    char name[96];
-    kvf_cuda_t *owner = NULL;
-    kvf_mem_t pool;
-    bool ok = kvf_cuda_open(kvf_alloc_default(), device, &owner, &detail) == KVF_OK &&
-              kvf_cuda_kind(owner)->alloc(kvf_cuda_kind(owner), bytes, &pool, &detail) == KVF_OK;
-    if (!ok) {
-        report(checks, "a pool for another process", ok, detail.text);
-        exit(1);
-    }
-    put(&pool, from);
-    ok = kvf_cuda_export(&pool, handle, &detail) == KVF_OK;
-    for (int round = 0; ok && round < (is_short ? 1 : 3); round++) {
-        int status;
-        child_t child = start_child(program);
-        ok = write(child.to, handle, sizeof(handle)) == sizeof(handle) &&
-             write(child.to, &want, sizeof(want)) == sizeof(want) &&
-             read(child.from, &word, 1) == 1;
-        (void)kvf_fail(&detail, KVF_ERR_IO, "the other process did not read it");
-        (void)kill(child.pid, SIGKILL);
-        (void)waitpid(child.pid, &status, 0);
-        (void)close(child.to);
-        (void)close(child.from);
-    }
+static void check_processes(json_t *checks, const char *program, int device, bool vmm) {
+    char name[128];
     (void)snprintf(name, sizeof(name),
-                   "another process reads device %d, and is killed with the mapping open", device);
-    report(checks, name, ok, detail.text);
-    pool.kind->free(&pool);
-    kvf_cuda_close(owner);
-    free(from);
+                   "%sanother process reads device %d, and is killed with the mapping open",
+                   vmm ? "vmm: " : "", device);
+    report(checks, name, gpu_check_reader(program, device, vmm, is_short ? 1 : 3, &detail),
+           detail.text);
+    if (vmm) {
+        (void)snprintf(name, sizeof(name), "vmm: another process cannot write to device %d",
+                       device);
+        report(checks, name, gpu_check_read_only(program, device, &detail), detail.text);
+    }
 }
 
 /* ---- how fast ---- */
@@ -517,8 +438,9 @@ int main(int argc, char **argv) {
         return must ? 1 : SKIPPED;
     }
     kind = kvf_cuda_kind(cuda);
-    if (argc == 4 && strcmp(argv[1], "--child") == 0) {
-        return run_child((int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10));
+    if (argc == 5 && strcmp(argv[1], "--child") == 0) {
+        return gpu_run_child(cuda, (int)strtol(argv[2], NULL, 10), (int)strtol(argv[3], NULL, 10),
+                             (int)strtol(argv[4], NULL, 10));
     }
     is_short = argc == 2 && strcmp(argv[1], "--short") == 0;
     json_t *checks = json_object();
@@ -531,7 +453,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n_devices && i < 2; i++) { /* the second one over NVLink, or PCIe */
         int reaches = i == 0;
         if (reaches || (cudaDeviceCanAccessPeer(&reaches, 0, i) == cudaSuccess && reaches)) {
-            check_processes(checks, argv[0], i);
+            check_processes(checks, argv[0], i, false);
+            check_processes(checks, argv[0], i, true);
         }
     }
     json_t *result = json_pack("{s:s, s:o, s:o}", "device", kvf_cuda_name(cuda), "checks", checks,

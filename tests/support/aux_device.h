@@ -82,7 +82,7 @@ static inline kvf_status_t device_write(kvf_mem_t *mem, uint64_t off, const void
 }
 
 static const kvf_mem_kind_t device_kind = {
-    "device", KVF_MEM_FAKE, false, NULL, device_alloc, device_free, device_write, NULL,
+    "device", KVF_MEM_FAKE, false, NULL, device_alloc, device_free, device_write, NULL, NULL,
 };
 
 /* What a kernel would read at a view. */

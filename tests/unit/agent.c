@@ -96,7 +96,7 @@ static void side_make(side_t *side, const char *instance, const char *memory, in
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
     for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, memory, n_pages};
+        const kvf_pool_desc_t desc = {g, memory, n_pages, NULL, false};
         cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK, "%s",
                      detail.text);
     }
@@ -430,27 +430,41 @@ Test(agent, refusals_say_what_to_do) {
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
     cr_expect_eq(kvf_agent_start_thread(agent, &detail), KVF_ERR_INVALID);
     cr_expect_not_null(strstr(detail.text, "full"), "%s", detail.text);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "disk", 4}, &pool, &detail),
-                 KVF_ERR_UNSUPPORTED);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "cuda:x", 4}, &pool, &detail),
-                 KVF_ERR_INVALID);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 0}, &pool, &detail),
-                 KVF_ERR_INVALID);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){2, "host", 4}, &pool, &detail),
-                 KVF_ERR_INVALID);
-    cr_assert_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4}, &pool, &detail), KVF_OK);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4}, &pool, &detail),
-                 KVF_ERR_INVALID);
-    cr_expect_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){1, "cuda", 4}, &pool, &detail),
-                 KVF_ERR_INVALID);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){0, "disk", 4, NULL, false}, &pool, &detail),
+        KVF_ERR_UNSUPPORTED);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){0, "cuda:x", 4, NULL, false}, &pool, &detail),
+        KVF_ERR_INVALID);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 0, NULL, false}, &pool, &detail),
+        KVF_ERR_INVALID);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){2, "host", 4, NULL, false}, &pool, &detail),
+        KVF_ERR_INVALID);
+    cr_assert_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4, NULL, false}, &pool, &detail),
+        KVF_OK);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){0, "host", 4, NULL, false}, &pool, &detail),
+        KVF_ERR_INVALID);
+    cr_expect_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){1, "cuda", 4, NULL, false}, &pool, &detail),
+        KVF_ERR_INVALID);
     cr_expect_not_null(strstr(detail.text, "all on a device"), "%s", detail.text);
-    cr_assert_eq(kvf_pool_create(agent, &(kvf_pool_desc_t){1, "host", 4}, &pool, &detail), KVF_OK);
+    cr_assert_eq(
+        kvf_pool_create(agent, &(kvf_pool_desc_t){1, "host", 4, NULL, false}, &pool, &detail),
+        KVF_OK);
     cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
     cr_assert_eq(kvf_agent_address(agent, address, sizeof(address)), KVF_OK);
     config.control_listen = address;
     cr_assert_eq(kvf_agent_create(&config, &other, &detail), KVF_OK);
-    cr_assert_eq(kvf_pool_create(other, &(kvf_pool_desc_t){0, "host", 4}, &pool, &detail), KVF_OK);
-    cr_assert_eq(kvf_pool_create(other, &(kvf_pool_desc_t){1, "host", 4}, &pool, &detail), KVF_OK);
+    cr_assert_eq(
+        kvf_pool_create(other, &(kvf_pool_desc_t){0, "host", 4, NULL, false}, &pool, &detail),
+        KVF_OK);
+    cr_assert_eq(
+        kvf_pool_create(other, &(kvf_pool_desc_t){1, "host", 4, NULL, false}, &pool, &detail),
+        KVF_OK);
     cr_expect_eq(kvf_agent_start_thread(other, &detail), KVF_ERR_IO);
     cr_expect_not_null(strstr(detail.text, address), "%s", detail.text);
     cr_expect_eq(kvf_agent_destroy(other), KVF_OK);

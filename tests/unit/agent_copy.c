@@ -56,7 +56,8 @@ static void side_make(side_t *side, const char *instance) {
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
     for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, side->memory == NULL ? "shm" : side->memory, N_PAGES};
+        const kvf_pool_desc_t desc = {g, side->memory == NULL ? "shm" : side->memory, N_PAGES, NULL,
+                                      false};
         cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK);
     }
 }

@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,15 +55,30 @@ static void open_agent(const char *mover) {
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
 }
 
-static kvf_status_t make(uint32_t g, const char *memory) {
-    const kvf_pool_desc_t desc = {g, memory, N_PAGES};
+static kvf_status_t make_by(uint32_t g, const char *memory, const char *device_alloc) {
+    const kvf_pool_desc_t desc = {g, memory, N_PAGES, device_alloc, false};
     return kvf_pool_create(agent, &desc, &pools[g], &detail);
+}
+
+static kvf_status_t make(uint32_t g, const char *memory) {
+    return make_by(g, memory, NULL);
+}
+
+static int count_fds(void) {
+    DIR *folder = opendir("/proc/self/fd");
+    int n = 0;
+    while (readdir(folder) != NULL) {
+        n++;
+    }
+    (void)closedir(folder);
+    return n;
 }
 
 static void expect_nothing_left(void) {
     standin_cuda_counts_t counts = standin_cuda_counts();
-    cr_expect_eq(
-        counts.allocations + counts.imports + counts.pinned + counts.streams + counts.events, 0);
+    cr_expect_eq(counts.allocations + counts.imports + counts.pinned + counts.streams +
+                     counts.events + counts.reservations,
+                 0);
 }
 
 Test(agent_device, bytes) {
@@ -111,7 +127,8 @@ Test(agent_device, devices) {
 Test(agent_device, memory_of_the_caller) {
     uint8_t *theirs = NULL;
     uint8_t bytes[512], back[512];
-    const kvf_pool_desc_t descs[] = {{0, "cuda", N_PAGES}, {1, "cuda", N_PAGES}};
+    const kvf_pool_desc_t descs[] = {{0, "cuda", N_PAGES, NULL, false},
+                                     {1, "cuda", N_PAGES, NULL, false}};
     cr_assert_eq(cudaMalloc((void **)&theirs, 3 * 4096), cudaSuccess);
     open_agent("auto");
     cr_expect_eq(kvf_pool_attach(agent, &descs[1], theirs + 2 * 4096, &pools[1], &detail),
@@ -156,6 +173,67 @@ Test(agent_device, the_cpu_instead) {
     expect_nothing_left();
 }
 
+/* How memory of a device is allocated is a pool's own affair; its descriptor is one of the agent's
+ * as long as it runs. */
+Test(agent_device, virtual_memory) {
+    uint8_t bytes[512], back[512];
+    int fds[2];
+    open_agent("cuda");
+    cr_expect_eq(make_by(0, "cuda", "mmap"), KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "write malloc or vmm"), "%s", detail.text);
+    cr_expect_eq(make_by(0, "shm", "vmm"), KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "for memory of a device"), "%s", detail.text);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    expect_nothing_left();
+    for (int round = 0; round < 2; round++) {
+        open_agent("cuda");
+        cr_assert_eq(make_by(0, "cuda", "malloc"), KVF_OK, "%s", detail.text);
+        cr_assert_eq(make_by(1, "cuda", "vmm"), KVF_OK, "%s", detail.text);
+        cr_expect_eq(standin_cuda_counts().reservations, 1);
+        cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+        cr_expect_str_eq(warned, "");
+        memset(bytes, 9, sizeof(bytes));
+        cr_assert_eq(kvf_pool_write(pools[1], N_PAGES - 1, 0, bytes, 512, &detail), KVF_OK);
+        cr_assert_eq(kvf_pool_read(pools[1], N_PAGES - 1, 0, back, 512, &detail), KVF_OK);
+        cr_assert_arr_eq(back, bytes, 512);
+        cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+        expect_nothing_left();
+        fds[round] = count_fds(); /* UCX keeps some of the first round's */
+    }
+    cr_expect_eq(fds[1], fds[0]);
+}
+
+/* Pages that cannot be zeroed are not handed out; they are free, and are tried again. */
+Test(agent_device, zeroed_when_handed_out_again) {
+    const kvf_pool_desc_t desc = {0, "cuda", N_PAGES, "vmm", true};
+    uint8_t bytes[512], back[512];
+    int32_t slots[N_PAGES];
+    kvf_pool_info_t info;
+    memset(bytes, 9, sizeof(bytes));
+    open_agent("cuda");
+    cr_assert_eq(kvf_pool_create(agent, &desc, &pools[0], &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(make(1, "cuda"), KVF_OK);
+    cr_assert_eq(kvf_agent_start_thread(agent, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_acquire(pools[0], 3, slots), KVF_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(kvf_pool_write(pools[0], slots[i], 0, bytes, 512, &detail), KVF_OK);
+    }
+    cr_assert_eq(kvf_pool_release(pools[0], 3, slots), KVF_OK);
+    standin_cuda_fail("cudaMemsetAsync", 2);
+    cr_expect_eq(kvf_pool_acquire(pools[0], 5, slots), KVF_ERR_IO);
+    kvf_pool_get_info(pools[0], &info);
+    cr_expect_eq(info.free, N_PAGES);
+    cr_assert_eq(kvf_pool_acquire(pools[0], N_PAGES, slots), KVF_OK);
+    memset(bytes, 0, sizeof(bytes));
+    for (int i = 0; i < N_PAGES; i++) {
+        cr_assert_eq(kvf_pool_read(pools[0], slots[i], 0, back, 512, &detail), KVF_OK);
+        cr_expect_arr_eq(back, bytes, 512, "%d", i);
+    }
+    cr_assert_eq(kvf_pool_release(pools[0], N_PAGES, slots), KVF_OK);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    expect_nothing_left();
+}
+
 /* Each call that a start makes fails once: an error, or a way that still works, and nothing stays.
  */
 Test(agent_device, what_a_start_needs) {
@@ -166,12 +244,13 @@ Test(agent_device, what_a_start_needs) {
                  {"cudaEventCreateWithFlags", false},
                  {"cudaHostAlloc", false},
                  {"kvf_moves_load", false},
-                 {"cudaIpcGetMemHandle", true}};
+                 {"cudaIpcGetMemHandle", true},
+                 {"cuMemExportToShareableHandle", true}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int only = 0; only < 2; only++) {
             open_agent(only ? "cuda" : "auto");
             cr_assert_eq(make(0, "cuda"), KVF_OK, "%s", detail.text);
-            cr_assert_eq(make(1, "cuda"), KVF_OK, "%s", detail.text);
+            cr_assert_eq(make_by(1, "cuda", "vmm"), KVF_OK, "%s", detail.text);
             warned[0] = '\0';
             standin_cuda_fail(cases[i].function, 1);
             kvf_status_t status = kvf_agent_start_thread(agent, &detail);

@@ -62,7 +62,7 @@ static void side_open(side_t *side, const char *instance) {
     config.log_level = KVF_LOG_ERROR;
     cr_assert_eq(kvf_agent_create(&config, &side->agent, &detail), KVF_OK, "%s", detail.text);
     for (uint32_t g = 0; g < 2; g++) {
-        const kvf_pool_desc_t desc = {g, "cuda", N_PAGES};
+        const kvf_pool_desc_t desc = {g, "cuda", N_PAGES, NULL, false};
         cr_assert_eq(kvf_pool_create(side->agent, &desc, &side->pools[g], &detail), KVF_OK);
         cr_assert_eq(kvf_pool_acquire(side->pools[g], BLOCKS, side->slots[g]), KVF_OK);
         side->tables[g] = (kvf_table_t){side->slots[g], BLOCKS};

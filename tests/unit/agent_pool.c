@@ -35,6 +35,90 @@ static void open_pool(void) {
     cr_assert_eq(kvf_pool_create(agent, &desc, &pool, &detail), KVF_OK, "%s", detail.text);
 }
 
+static void open_zeroing_pool(bool zero_freed) {
+    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8, .zero_freed = zero_freed};
+    open_agent();
+    cr_assert_eq(kvf_pool_create(agent, &desc, &pool, &detail), KVF_OK, "%s", detail.text);
+}
+
+/* How many bytes of a page are not zero. */
+static int bytes_of(int32_t slot) {
+    uint8_t bytes[512];
+    int n = 0;
+    cr_assert_eq(kvf_pool_read(pool, slot, 0, bytes, sizeof(bytes), &detail), KVF_OK);
+    for (size_t i = 0; i < sizeof(bytes); i++) {
+        n += bytes[i] != 0;
+    }
+    return n;
+}
+
+/* A sequence with a page that the index keeps, another one, and one that has come for the index's:
+ * pages that are handed out again are zeros, what is still somebody's stays. */
+static void hand_out_again(bool zero_freed) {
+    int32_t slots[4], more[8];
+    int64_t n;
+    open_zeroing_pool(zero_freed);
+    cr_assert_eq(kvf_pool_acquire(pool, 4, slots), KVF_OK);
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(bytes_of(slots[i]), 0, "new memory");
+        memset(kvf_pool_page(pool, slots[i]), 0x40 + i, 512);
+    }
+    cr_assert_eq(kvf_pool_cache(pool, 2, slots), KVF_OK);
+    cr_assert_eq(kvf_pool_hold(pool, 2, slots + 2), KVF_OK); /* shared with another sequence */
+    cr_assert_eq(kvf_pool_release(pool, 4, slots), KVF_OK);
+    cr_expect_eq(bytes_of(slots[2]), 512, "the other one has it");
+    cr_assert_eq(kvf_pool_hold(pool, 2, slots), KVF_OK);
+    cr_assert_eq(kvf_pool_release(pool, 2, slots), KVF_OK);
+    cr_assert_eq(kvf_pool_acquire(pool, 4, more), KVF_OK);
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(bytes_of(slots[i]), 512, "still somebody's");
+        memset(kvf_pool_page(pool, more[i]), 0x50 + i, 512);
+    }
+    cr_assert_eq(kvf_pool_release(pool, 1, slots + 2), KVF_OK);
+    cr_assert_eq(kvf_pool_evict(pool, 1, slots, &n), KVF_OK);
+    cr_assert_eq(kvf_pool_acquire(pool, 2, more + 4), KVF_OK);
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(bytes_of(more[4 + i]), zero_freed ? 0 : 512);
+    }
+    cr_expect_eq(bytes_of(slots[1]), 512, "in the index");
+    cr_expect_eq(bytes_of(slots[3]), 512, "held");
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(bytes_of(more[i]), 512, "held");
+    }
+    cr_assert_eq(kvf_pool_release(pool, 4, more), KVF_OK);
+    cr_assert_eq(kvf_pool_acquire(pool, 4, more), KVF_OK);
+    cr_expect_eq(bytes_of(more[3]), zero_freed ? 0 : 512, "used, then free, without a write");
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
+
+Test(agent_pool, zeroed_when_handed_out_again) {
+    hand_out_again(true);
+}
+
+Test(agent_pool, or_not) {
+    hand_out_again(false);
+}
+
+/* Memory of the caller's: nobody knows what was in it. */
+Test(agent_pool, attached_memory_is_zeroed) {
+    static uint8_t theirs[8 * 512];
+    const kvf_pool_desc_t desc = {.memory = "host", .n_pages = 8, .zero_freed = true};
+    int32_t slots[8];
+    memset(theirs, 1, sizeof(theirs));
+    open_agent();
+    cr_assert_eq(kvf_pool_attach(agent, &desc, theirs, &pool, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_pool_acquire(pool, 3, slots), KVF_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(bytes_of(slots[i]), 0);
+    }
+    int n = 0;
+    for (size_t i = 0; i < sizeof(theirs); i++) {
+        n += theirs[i];
+    }
+    cr_expect_eq(n, 5 * 512, "the others are nobody's yet");
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+}
+
 static void expect_pages(int64_t n_held, int64_t n_cached, int64_t n_free) {
     kvf_pool_info_t info;
     kvf_pool_get_info(pool, &info);

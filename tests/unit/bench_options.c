@@ -106,6 +106,9 @@ Test(bench_options, numbers_that_do_not_go_together) {
     options.reference = KVF_BENCH_NT;
     refused(options, "tools/check-gpu");
     options = good;
+    options.device_alloc = "vmm";
+    refused(options, "is for --memory cuda");
+    options = good;
     options.block_bytes = 4097;
     refused(options, "--block-bytes");
     options = good;

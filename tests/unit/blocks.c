@@ -27,7 +27,8 @@ static void make(uint64_t bytes, bool generation_side, int64_t chunk_tokens) {
     config.layout = &layout;
     memset(config.cluster_key, 7, sizeof(config.cluster_key));
     cr_assert_eq(kvf_agent_create(&config, &agent, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(kvf_pools_create(agent, &layout, "host", bytes, chunk_tokens, &pools, &detail),
+    cr_assert_eq(kvf_pools_create(agent, &layout, &(kvf_pool_desc_t){.memory = "host"}, bytes,
+                                  chunk_tokens, &pools, &detail),
                  KVF_OK, "%s", detail.text);
     cr_assert_eq(kvf_agent_start(agent, &detail), KVF_OK, "%s", detail.text);
     cr_assert_eq(kvf_blocks_create(kvf_alloc_default(), &pools, &desc, &blocks, &detail), KVF_OK);

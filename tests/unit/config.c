@@ -64,6 +64,7 @@ Test(config, defaults_are_those_of_the_contract) {
     cr_assert_str_eq(config.preset, "gemma-3-270m");
     cr_assert_eq(config.tokens_per_block, 32);
     cr_assert_str_eq(config.memory, "shm");
+    cr_assert_str_eq(config.device_alloc, "malloc");
     cr_assert_eq(config.pool_bytes, UINT64_C(4294967296));
     cr_assert_str_eq(config.mover, "auto");
     cr_assert_str_eq(config.direction, "push");
@@ -237,7 +238,8 @@ Test(config, wrong_settings_are_named) {
     static const char *const cases[][2] = {
         {"limits.transfers", "expected key=value"},
         {"=4", "unknown key"},
-        {"pool=3", "--set pool: that is a section; its keys are pool.memory, pool.bytes"},
+        {"pool=3", "--set pool: that is a section; its keys are pool.memory, pool.device_alloc, "
+                   "pool.zero_freed, pool.bytes"},
         {"limits=4", "limits.quarantine_ms, limits.frame_bytes"},
         {"limits.transfer=4", "unknown key; did you mean limits.transfers?"},
         {"limits.transfers=x", "expected a whole number of transfers, 1 to 65536, not \"x\""},

@@ -89,7 +89,8 @@ typedef struct lie {
     size_t cut, longer;  /* bytes */
     int magic;           /* changed byte of the magic, from 1; */
     int n_pools, size;   /* what is added to a number */
-    int n_fds;
+    int n_fds;           /* that it speaks of, likewise */
+    int on_device;       /* it says so */
 } lie_t;
 
 static int second_good(void) {
@@ -131,44 +132,47 @@ static int second_socket(void) {
 
 /* clang-format off */
 static const lie_t lies[] = {
-    {"the truth", KVF_OK, second_good, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"not sealed", KVF_ERR_INVALID, second_unsealed, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"sealed otherwise", KVF_ERR_INVALID, second_may_shrink, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"shorter than said", KVF_ERR_INVALID, second_short, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"shorter than needed", KVF_ERR_INVALID, second_short, 0, 0, 0, 0, 0, 0, -4096, 0},
-    {"empty", KVF_ERR_INVALID, second_empty, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"empty, as said", KVF_ERR_INVALID, second_empty, 0, 0, 0, 0, 0, 0, -(int)POOL_BYTES(1), 0},
-    {"longer than said", KVF_ERR_INVALID, second_long, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"longer, as said", KVF_OK, second_long, 0, 0, 0, 0, 0, 0, 4096, 0},
-    {"said to be longer", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 4096, 0},
-    {"write only", KVF_ERR_NO_MEMORY, second_write_only, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"a path", KVF_ERR_INVALID, second_path, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"a pipe", KVF_ERR_INVALID, pipe_end, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"/dev/zero", KVF_ERR_INVALID, second_zero, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"a file", KVF_ERR_INVALID, second_file, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"a folder", KVF_ERR_INVALID, second_folder, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"a socket", KVF_ERR_INVALID, second_socket, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"one too few", KVF_ERR_INVALID, second_good, 1, 0, 0, 0, 0, 0, 0, 0},
-    {"none", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"one too many", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 0, 0, 0},
-    {"as many as there is room for", KVF_ERR_INVALID, second_good, 0, 14, 0, 0, 0, 0, 0, 0},
-    {"more than there is room for", KVF_ERR_INVALID, second_good, 0, 15, 0, 0, 0, 0, 0, 0},
-    {"far more", KVF_ERR_INVALID, second_good, 0, 60, 0, 0, 0, 0, 0, 0},
-    {"one byte short", KVF_ERR_INVALID, second_good, 0, 0, 1, 0, 0, 0, 0, 0},
-    {"one byte", KVF_ERR_INVALID, second_good, 0, 0, sizeof(mapped_answer_t) - 1, 0, 0, 0, 0, 0},
-    {"nothing", KVF_ERR_IO, second_good, 2, 0, sizeof(mapped_answer_t), 0, 0, 0, 0, 0},
-    {"descriptors alone", KVF_ERR_IO, second_good, 0, 0, sizeof(mapped_answer_t), 0, 0, 0, 0, 0},
-    {"longer", KVF_ERR_INVALID, second_good, 0, 0, 0, 1, 0, 0, 0, 0},
-    {"another magic", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 1, 0, 0, 0},
-    {"another version", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 7, 0, 0, 0},
-    {"fewer pools", KVF_ERR_INVALID, second_good, 1, 0, 0, 0, 0, -1, 0, 0},
-    {"no pools", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, -2, 0, 0},
-    {"more pools", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 1, 0, 0},
-    {"2^32 - 1 pools", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, -3, 0, 0},
-    {"handles, as a device's", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, 0, 0, -2},
-    {"handles, and descriptors", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 0, -2},
-    {"one descriptor less, it says", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 0, -1},
-    {"one descriptor more, it says", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 0, 0, 1},
+    {"the truth", KVF_OK, second_good, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"not sealed", KVF_ERR_INVALID, second_unsealed, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"sealed otherwise", KVF_ERR_INVALID, second_may_shrink, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"shorter than said", KVF_ERR_INVALID, second_short, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"shorter than needed", KVF_ERR_INVALID, second_short, 0, 0, 0, 0, 0, 0, -4096, 0, 0},
+    {"empty", KVF_ERR_INVALID, second_empty, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"empty, as said", KVF_ERR_INVALID, second_empty, 0, 0, 0, 0, 0, 0, -(int)POOL_BYTES(1), 0, 0},
+    {"longer than said", KVF_ERR_INVALID, second_long, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"longer, as said", KVF_OK, second_long, 0, 0, 0, 0, 0, 0, 4096, 0, 0},
+    {"said to be longer", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 4096, 0, 0},
+    {"write only", KVF_ERR_NO_MEMORY, second_write_only, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"a path", KVF_ERR_INVALID, second_path, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"a pipe", KVF_ERR_INVALID, pipe_end, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"/dev/zero", KVF_ERR_INVALID, second_zero, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"a file", KVF_ERR_INVALID, second_file, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"a folder", KVF_ERR_INVALID, second_folder, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"a socket", KVF_ERR_INVALID, second_socket, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"one too few", KVF_ERR_INVALID, second_good, 1, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"none", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"one too many", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 0, 0, 0, 0},
+    {"as many as there is room for", KVF_ERR_INVALID, second_good, 0, 14, 0, 0, 0, 0, 0, 0, 0},
+    {"more than there is room for", KVF_ERR_INVALID, second_good, 0, 15, 0, 0, 0, 0, 0, 0, 0},
+    {"far more", KVF_ERR_INVALID, second_good, 0, 60, 0, 0, 0, 0, 0, 0, 0},
+    {"one byte short", KVF_ERR_INVALID, second_good, 0, 0, 1, 0, 0, 0, 0, 0, 0},
+    {"one byte", KVF_ERR_INVALID, second_good, 0, 0, sizeof(mapped_answer_t) - 1, 0, 0, 0, 0, 0, 0},
+    {"nothing", KVF_ERR_IO, second_good, 2, 0, sizeof(mapped_answer_t), 0, 0, 0, 0, 0, 0},
+    {"descriptors alone", KVF_ERR_IO, second_good, 0, 0, sizeof(mapped_answer_t), 0, 0, 0, 0, 0, 0},
+    {"longer", KVF_ERR_INVALID, second_good, 0, 0, 0, 1, 0, 0, 0, 0, 0},
+    {"another magic", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 1, 0, 0, 0, 0},
+    {"another version", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 7, 0, 0, 0, 0},
+    {"fewer pools", KVF_ERR_INVALID, second_good, 1, 0, 0, 0, 0, -1, 0, 0, 0},
+    {"no pools", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, -2, 0, 0, 0},
+    {"more pools", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 1, 0, 0, 0},
+    {"2^32 - 1 pools", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, -3, 0, 0, 0},
+    {"handles, as a device's", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, 0, 0, -2, 1},
+    {"no descriptors, it says", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 0, -2, 0},
+    {"no descriptors", KVF_ERR_INVALID, second_good, 2, 0, 0, 0, 0, 0, 0, -2, 0},
+    {"descriptors of a device's", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 0, 0, 1},
+    {"one descriptor less", KVF_ERR_INVALID, second_good, 1, 0, 0, 0, 0, 0, 0, -1, 0},
+    {"one descriptor less, it says", KVF_ERR_INVALID, second_good, 0, 0, 0, 0, 0, 0, 0, -1, 0},
+    {"one descriptor more, it says", KVF_ERR_INVALID, second_good, 0, 1, 0, 0, 0, 0, 0, 1, 0},
 };
 /* clang-format on */
 
@@ -183,7 +187,10 @@ static void say(int fd, const lie_t *lie) {
     } text = {.answer = {.magic = MAPPED_MAGIC}};
     int fds[MAX_FDS], n = N_POOLS - lie->fewer + lie->more;
     text.answer.n_pools = (uint32_t)(N_POOLS + lie->n_pools);
-    text.answer.n_fds = (uint32_t)(N_POOLS + lie->n_fds);
+    text.answer.on_device = (uint8_t)lie->on_device;
+    for (int g = 0; g < N_POOLS + lie->n_fds; g++) {
+        text.answer.has_fd[g] = 1;
+    }
     for (uint32_t g = 0; g < N_POOLS; g++) {
         text.answer.bytes[g] = POOL_BYTES(g);
     }

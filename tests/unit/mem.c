@@ -50,6 +50,10 @@ static void check_zero_and_writable(const kvf_mem_t *mem) {
     mem->base[0] = 1;
     mem->base[mem->bytes - 1] = 2;
     cr_assert_eq(mem->base[0] + mem->base[mem->bytes - 1], 3);
+    const int32_t second = 1; /* of pieces of three bytes */
+    memcpy(mem->base, "\1\2\3\4\5\6\7\10", 8);
+    cr_assert_eq(mem->kind->zero((kvf_mem_t *)(uintptr_t)mem, 3, 1, &second, NULL), KVF_OK);
+    cr_assert_arr_eq(mem->base, "\1\2\3\0\0\0\7\10", 8);
     kvf_mem_t same = *mem;
     cr_assert_eq(mem->kind->write(&same, 1, "abc", 3, NULL, NULL), KVF_OK);
     cr_assert_arr_eq(mem->base, "\1abc\0", 5);

@@ -33,7 +33,7 @@ static void stop(void) {
     kvf_cuda_close(cuda);
     cr_assert_eq(memory.live, 0);
     standin_cuda_counts_t counts = standin_cuda_counts();
-    cr_assert_eq(counts.allocations + counts.imports + counts.pinned, 0);
+    cr_assert_eq(counts.allocations + counts.imports + counts.pinned + counts.reservations, 0);
 }
 
 static uint8_t byte_at(uint64_t i) {
@@ -79,6 +79,31 @@ Test(mem_cuda, written_on_a_stream) {
     cr_assert_arr_eq(back, bytes, sizeof(back));
     cr_assert_eq(cudaStreamDestroy(stream), cudaSuccess);
     mem.kind->free(&mem);
+    stop();
+}
+
+/* Pieces of both kinds of memory; on return it has happened, whatever is said in between. */
+Test(mem_cuda, zeroed) {
+    static uint8_t bytes[BYTES], back[BYTES];
+    static const int32_t slots[] = {9, 2, 3};
+    start();
+    const kvf_mem_kind_t *kinds[] = {kvf_cuda_kind(cuda), kvf_cuda_vmm_kind(cuda)};
+    memset(bytes, 0x77, sizeof(bytes));
+    for (int k = 0; k < 2; k++) {
+        cr_assert_eq(kinds[k]->alloc(kinds[k], BYTES, &mem, &detail), KVF_OK);
+        cr_assert_eq(mem.kind->write(&mem, 0, bytes, BYTES, NULL, &detail), KVF_OK);
+        standin_cuda_fail("cudaStreamSynchronize", 1); /* which proves nothing */
+        cr_assert_eq(mem.kind->zero(&mem, 1000, 3, slots, &detail), KVF_OK, "%s", detail.text);
+        cr_assert_eq(mem.kind->read(&mem, 0, back, BYTES, &detail), KVF_OK);
+        for (uint64_t i = 0; i < BYTES; i++) {
+            bool gone = (i >= 2000 && i < 4000) || (i >= 9000 && i < 10000);
+            cr_assert_eq(back[i], gone ? 0 : 0x77, "byte %lu", i);
+        }
+        standin_cuda_fail("cudaMemsetAsync", 2);
+        cr_assert_eq(mem.kind->zero(&mem, 1000, 3, slots, &detail), KVF_ERR_IO);
+        cr_assert_not_null(strstr(detail.text, "zeroing pages"), "%s", detail.text);
+        mem.kind->free(&mem);
+    }
     stop();
 }
 
@@ -162,7 +187,7 @@ Test(mem_cuda, failures_are_told_and_leave_nothing) {
         cr_expect_eq(standin_cuda_counts().allocations, 0);
     }
     stop();
-    for (size_t n = 1; n < 10; n++) {
+    for (size_t n = 1; n < 20; n++) { /* functions of the driver that are looked up */
         static const char *const calls[] = {"cudaGetDeviceCount", "cudaGetDevice",
                                             "cudaGetDeviceProperties", "cuDevicePrimaryCtxRetain",
                                             "cudaGetDriverEntryPointByVersion"};
@@ -208,6 +233,7 @@ static int offer(void) {
     void *theirs = NULL;
     kvf_mem_t part;
     uint8_t bytes[256];
+    int fd = 0;
     const kvf_alloc_t *alloc = kvf_alloc_default();
     kvf_cuda_t *own;
     for (size_t i = 0; i < sizeof(bytes); i++) {
@@ -217,7 +243,7 @@ static int offer(void) {
         cudaMalloc(&theirs, 65536) != cudaSuccess ||
         kvf_cuda_attach(own, (uint8_t *)theirs + 12288, 8192, &part, NULL) != KVF_OK ||
         part.kind->write(&part, 100, bytes, sizeof(bytes), NULL, NULL) != KVF_OK ||
-        kvf_cuda_export(&part, handle, NULL) != KVF_OK ||
+        kvf_cuda_export(&part, handle, &fd, NULL) != KVF_OK || fd != -1 ||
         write(to_parent[1], handle, sizeof(handle)) != sizeof(handle)) {
         return 1;
     }
@@ -226,19 +252,19 @@ static int offer(void) {
 
 Test(mem_cuda, opened_by_another_process) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES], bytes[256];
-    kvf_cuda_import_t import = {NULL, NULL};
+    kvf_cuda_import_t import = {NULL, NULL, 0};
     pid_t pid = in_child(offer);
     cr_assert_eq(read(to_parent[0], handle, sizeof(handle)), sizeof(handle));
     start();
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 8192, &import, &detail), KVF_OK, "%s",
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 8192, &import, &detail), KVF_OK, "%s",
                  detail.text);
     cr_assert_eq((uint8_t *)import.base - (uint8_t *)import.mapping, 12288);
     /* A peer that says more than there is, or that it begins elsewhere: the offset is the eight
      * bytes behind the device's 16. */
-    kvf_cuda_import_t none = {NULL, NULL};
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 65536 - 12288, &none, &detail), KVF_OK);
+    kvf_cuda_import_t none = {NULL, NULL, 0};
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 65536 - 12288, &none, &detail), KVF_OK);
     kvf_cuda_close_import(cuda, &none);
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 65536 - 12288 + 1, &none, &detail),
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 65536 - 12288 + 1, &none, &detail),
                  KVF_ERR_INVALID);
     cr_assert_not_null(strstr(detail.text, "bytes that it spoke of"), "%s", detail.text);
     static const uint64_t offsets[] = {65536 - 8191, 65537, UINT64_MAX, UINT64_MAX - 8191};
@@ -246,7 +272,7 @@ Test(mem_cuda, opened_by_another_process) {
         uint8_t wrong[KVF_CUDA_HANDLE_BYTES];
         memcpy(wrong, handle, sizeof(wrong));
         memcpy(wrong + 16, &offsets[i], sizeof(offsets[i]));
-        cr_assert_eq(kvf_cuda_open_import(cuda, wrong, 8192, &none, &detail), KVF_ERR_INVALID);
+        cr_assert_eq(kvf_cuda_open_import(cuda, wrong, -1, 8192, &none, &detail), KVF_ERR_INVALID);
     }
     cr_assert_eq(standin_cuda_counts().imports, 1);
     kvf_mem_t there = {import.base, 8192, kvf_cuda_kind(cuda), NULL};
@@ -260,23 +286,25 @@ Test(mem_cuda, opened_by_another_process) {
     cr_assert_null(import.mapping);
     kvf_cuda_close_import(cuda, &import); /* harmless */
     /* Its owner has ended: the handle is none any more. */
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 8192, &import, &detail), KVF_ERR_IO);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 8192, &import, &detail), KVF_ERR_IO);
     cr_assert_null(import.mapping);
     stop();
 }
 
 Test(mem_cuda, handles_that_do_not_open) {
     uint8_t handle[KVF_CUDA_HANDLE_BYTES];
-    kvf_cuda_import_t import = {NULL, NULL};
+    kvf_cuda_import_t import = {NULL, NULL, 0};
+    int fd = 0;
     start_with_memory();
-    cr_assert_eq(kvf_cuda_export(&mem, handle, &detail), KVF_OK, "%s", detail.text);
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 4096, &import, &detail), KVF_ERR_UNSUPPORTED,
-                 "its own process's");
+    cr_assert_eq(kvf_cuda_export(&mem, handle, &fd, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 4096, &import, &detail),
+                 KVF_ERR_UNSUPPORTED, "its own process's");
     handle[0] ^= 1; /* a device that is not here */
-    cr_assert_eq(kvf_cuda_open_import(cuda, handle, 4096, &import, &detail), KVF_ERR_UNSUPPORTED);
+    cr_assert_eq(kvf_cuda_open_import(cuda, handle, -1, 4096, &import, &detail),
+                 KVF_ERR_UNSUPPORTED);
     cr_assert_not_null(strstr(detail.text, "CUDA_VISIBLE_DEVICES"), "%s", detail.text);
     standin_cuda_fail("cudaIpcGetMemHandle", 1);
-    cr_assert_eq(kvf_cuda_export(&mem, handle, &detail), KVF_ERR_UNSUPPORTED);
+    cr_assert_eq(kvf_cuda_export(&mem, handle, &fd, &detail), KVF_ERR_UNSUPPORTED);
     cr_assert_not_null(strstr(detail.text, "cannot be shared"), "%s", detail.text);
     cr_assert_null(import.mapping);
     mem.kind->free(&mem);

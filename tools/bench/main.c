@@ -22,6 +22,7 @@ enum {
     KEY_POOL_BYTES,
     KEY_LAYERS,
     KEY_MEMORY,
+    KEY_DEVICE_ALLOC,
     KEY_DIRECTION,
     KEY_DIGEST,
     KEY_THREADS,
@@ -53,6 +54,10 @@ static const struct argp_option arguments[] = {
      .arg = "KIND",
      .doc = "Of the pools: host, shm or cuda (shm where --tls can make it; cuda with --mover cuda, "
             "and nccl, which needs two devices)"},
+    {.name = "device-alloc",
+     .key = KEY_DEVICE_ALLOC,
+     .arg = "HOW",
+     .doc = "Memory of cuda is allocated: malloc or vmm (malloc)"},
     {.name = "direction", .key = KEY_DIRECTION, .arg = "WAY", .doc = "push or pull (push)"},
     {.name = "digest", .key = KEY_DIGEST, .arg = "on|off", .doc = "Verify what arrives (on)"},
     {.name = "threads",
@@ -147,6 +152,7 @@ static error_t take_number(int key, char *arg, struct argp_state *state,
 
 static error_t take(int key, char *arg, struct argp_state *state) {
     static const char *const digests[] = {"off", "on"}, *const directions[] = {"push", "pull"};
+    static const char *const allocs[] = {"malloc", "vmm"};
     static const char *const drivers[] = {"thread", "caller"};
     static const char *const measures[] = {"request", "put", "exposed"};
     static const char *const references[] = {"none", "memcpy", "nt", "socket", "wakeup"};
@@ -160,6 +166,9 @@ static error_t take(int key, char *arg, struct argp_state *state) {
         return 0;
     case KEY_MEMORY:
         options->memory = arg;
+        return 0;
+    case KEY_DEVICE_ALLOC:
+        options->device_alloc = allocs[choice(state, "device-alloc", arg, allocs, 2)];
         return 0;
     case KEY_DIRECTION:
         options->pull = choice(state, "direction", arg, directions, 2) == 1;

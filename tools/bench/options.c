@@ -99,6 +99,9 @@ kvf_status_t kvf_bench_check(const kvf_bench_options_t *options, kvf_detail_t *d
         return kvf_fail(detail, KVF_ERR_INVALID, "--memory is %.32s; give host, shm or cuda",
                         options->memory);
     }
+    if (options->device_alloc != NULL && strcmp(options->memory, "cuda") != 0) {
+        return kvf_fail(detail, KVF_ERR_INVALID, "--device-alloc is for --memory cuda");
+    }
     if (strcmp(options->memory, "cuda") == 0 && options->reference != KVF_BENCH_NONE) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "--memory cuda: references are the CPU's; tools/check-gpu has a device's");

@@ -29,9 +29,10 @@ typedef enum kvf_bench_reference {
 } kvf_bench_reference_t;
 
 typedef struct kvf_bench_options {
-    const char *mover;  /**< auto | mapped | ucx; the agent knows which it has */
-    const char *tls;    /**< UCX transports, or auto */
-    const char *memory; /**< host | shm */
+    const char *mover;        /**< auto | mapped | ucx; the agent knows which it has */
+    const char *tls;          /**< UCX transports, or auto */
+    const char *memory;       /**< host | shm | cuda */
+    const char *device_alloc; /**< malloc | vmm; NULL: memory is not cuda, or it was not said */
     kvf_bench_measure_t measure;
     kvf_bench_reference_t reference;
     bool digest;

@@ -46,7 +46,8 @@ kvf_status_t kvf_bench_side_open(const kvf_bench_options_t *options, int number,
     /* NCCL wants a device for each end. */
     const char *memory =
         strcmp(options->mover, "nccl") == 0 && number == 1 ? "cuda:1" : options->memory;
-    const kvf_pool_desc_t pool = {.memory = memory, .n_pages = side_p->n_pages};
+    const kvf_pool_desc_t pool = {
+        .memory = memory, .n_pages = side_p->n_pages, .device_alloc = options->device_alloc};
     kvf_agent_config_t config;
     kvf_agent_config_init(&config);
     config.instance = names[number];

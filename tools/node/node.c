@@ -182,7 +182,12 @@ static kvf_status_t start_agent(kvf_node_t *node, kvf_detail_t *detail) {
     if (status == KVF_OK) {
         kvf_log(&node->log, KVF_LOG_DEBUG, "preparing %.2f GiB of %s",
                 (double)config->pool_bytes / (double)(UINT64_C(1) << 30), config->memory);
-        status = kvf_pools_create(node->agent, &node->layout, config->memory, config->pool_bytes,
+        const kvf_pool_desc_t like = {.memory = config->memory,
+                                      /* Refused for other memory, if it says anything. */
+                                      .device_alloc =
+                                          strcmp(config->device_alloc, "vmm") == 0 ? "vmm" : NULL,
+                                      .zero_freed = config->zero_freed};
+        status = kvf_pools_create(node->agent, &node->layout, &like, config->pool_bytes,
                                   chunk_tokens(node), &node->pools, detail);
     }
     if (status == KVF_OK) {

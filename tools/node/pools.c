@@ -127,13 +127,15 @@ kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_bytes, kvf_
                     bytes, (double)bytes / GIB, machine_bytes, (double)machine_bytes / GIB);
 }
 
-kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout, const char *memory,
-                              uint64_t bytes, int64_t chunk_tokens, kvf_pools_t *pools_p,
-                              kvf_detail_t *detail) {
-    kvf_pools_t pools = {.layout = layout, .on_device = strncmp(memory, "cuda", 4) == 0};
+kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout,
+                              const kvf_pool_desc_t *like, uint64_t bytes, int64_t chunk_tokens,
+                              kvf_pools_t *pools_p, kvf_detail_t *detail) {
+    kvf_pools_t pools = {.layout = layout, .on_device = strncmp(like->memory, "cuda", 4) == 0};
     kvf_status_t status = kvf_pools_cut(layout, bytes, chunk_tokens, pools.n_pages, detail);
     for (uint32_t g = 0; status == KVF_OK && g < layout->n_groups; g++) {
-        kvf_pool_desc_t desc = {g, memory, pools.n_pages[g]};
+        kvf_pool_desc_t desc = *like;
+        desc.group_idx = g;
+        desc.n_pages = pools.n_pages[g];
         kvf_detail_t cause;
         status = kvf_pool_create(agent, &desc, &pools.pools[g], &cause);
         if (status != KVF_OK) {

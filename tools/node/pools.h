@@ -49,15 +49,17 @@ KVF_CHECK kvf_status_t kvf_pools_check_memory(uint64_t bytes, uint64_t machine_b
 /**
  * Cut and make the pools of an agent that is not started yet.
  *
- * @param memory         As in kvf_pool_desc_t.
+ * @param like           Memory and what else they have in common; its group and number are not
+ *                       read.
  * @param chunk_tokens   As in kvf_pools_cut().
  * @param[out] pools_p   Lives as long as agent and layout.
  * @return KVF_OK, or as kvf_pools_cut() and kvf_pool_create(); the text begins with the
  *         configuration key that it is about.
  */
 KVF_CHECK kvf_status_t kvf_pools_create(kvf_agent_t *agent, const kvf_layout_t *layout,
-                                        const char *memory, uint64_t bytes, int64_t chunk_tokens,
-                                        kvf_pools_t *pools_p, kvf_detail_t *detail);
+                                        const kvf_pool_desc_t *like, uint64_t bytes,
+                                        int64_t chunk_tokens, kvf_pools_t *pools_p,
+                                        kvf_detail_t *detail);
 
 /**
  * Pages that a request needs of one group on one side: the live blocks of its prompt and its

@@ -1,28 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transceiver/mem/cuda.h"
-
-#include "transceiver/mem/cuda_scope.h"
+#include "transceiver/mem/cuda_impl.h"
 
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct kvf_cuda {
-    const kvf_alloc_t *alloc;
-    struct kvf_cuda_context context;
-    int (*release)(int device); /* of the primary context */
-    uint8_t uuid[16];
-    char name[256];
-    kvf_mem_kind_t kind;
-};
+#include <time.h>
 
 /* In a handle; the layout is the compiler's, both ends are of one machine and one program. */
 typedef struct handle {
-    uint8_t uuid[16]; /* of the device */
-    uint64_t offset;  /* of the pool in the allocation */
-    cudaIpcMemHandle_t ipc;
+    uint8_t uuid[16];       /* of the device */
+    uint64_t offset;        /* of the pool in the allocation */
+    cudaIpcMemHandle_t ipc; /* zero, if a descriptor goes with it */
 } handle_t;
 
 _Static_assert(sizeof(handle_t) <= KVF_CUDA_HANDLE_BYTES, "handle");
@@ -127,10 +117,33 @@ static kvf_status_t cuda_read(const kvf_mem_t *mem, uint64_t off, void *dst, uin
     return copy(mem, dst, mem->base + off, bytes, NULL, detail);
 }
 
+/* On a stream that nobody else's work is in, and wait. */
+static kvf_status_t cuda_zero(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
+                              kvf_detail_t *detail) {
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(mem->kind->ctx, &scope);
+    if (error == cudaSuccess) {
+        for (int64_t i = 0; i < n && error == cudaSuccess; i++) {
+            error = cudaMemsetAsync(mem->base + (uint64_t)slots[i] * piece_bytes, 0,
+                                    (size_t)piece_bytes, cudaStreamPerThread);
+        }
+        /* Whoever has a page next writes to it: until one or the other is said, zeros may come. */
+        cudaError_t ended = cudaStreamSynchronize(cudaStreamPerThread);
+        while (ended != cudaSuccess && !kvf_cuda_is_fatal(ended)) {
+            const struct timespec pause = {0, 1000000};
+            (void)nanosleep(&pause, NULL);
+            ended = cudaStreamSynchronize(cudaStreamPerThread);
+        }
+        error = error == cudaSuccess ? ended : error;
+        kvf_cuda_leave(&scope);
+    }
+    return error == cudaSuccess ? KVF_OK
+                                : kvf_cuda_fail(detail, error, "zeroing pages of a device");
+}
+
 /* ---- devices ---- */
 
-/* A function of the driver's, found at run time, so that nothing is linked with libcuda. */
-static cudaError_t find_symbol(const char *name, void *function_p, size_t bytes) {
+cudaError_t kvf_cuda_find_symbol(const char *name, void *function_p, size_t bytes) {
     void *symbol = NULL;
     enum cudaDriverEntryPointQueryResult found;
     cudaError_t error =
@@ -148,15 +161,19 @@ static cudaError_t find_symbol(const char *name, void *function_p, size_t bytes)
 static cudaError_t retain(kvf_cuda_t *cuda) {
     int (*take)(void **context_p, int device);
     struct kvf_cuda_context *context = &cuda->context;
-    cudaError_t error = find_symbol("cuDevicePrimaryCtxRetain", &take, sizeof(take));
+    cudaError_t error = kvf_cuda_find_symbol("cuDevicePrimaryCtxRetain", &take, sizeof(take));
     if (error == cudaSuccess) {
-        error = find_symbol("cuDevicePrimaryCtxRelease", &cuda->release, sizeof(cuda->release));
+        error = kvf_cuda_find_symbol("cuDevicePrimaryCtxRelease", &cuda->release,
+                                     sizeof(cuda->release));
     }
     if (error == cudaSuccess) {
-        error = find_symbol("cuCtxPushCurrent", &context->push, sizeof(context->push));
+        error = kvf_cuda_find_symbol("cuCtxPushCurrent", &context->push, sizeof(context->push));
     }
     if (error == cudaSuccess) {
-        error = find_symbol("cuCtxPopCurrent", &context->pop, sizeof(context->pop));
+        error = kvf_cuda_find_symbol("cuCtxPopCurrent", &context->pop, sizeof(context->pop));
+    }
+    if (error == cudaSuccess) {
+        error = kvf_vmm_load(&cuda->vmm);
     }
     /* A device's handle is its number. */
     if (error == cudaSuccess && take(&context->primary, context->device) != 0) {
@@ -207,7 +224,10 @@ kvf_status_t kvf_cuda_open(const kvf_alloc_t *alloc, int number, kvf_cuda_t **cu
         .free = cuda_free,
         .write = cuda_write,
         .read = cuda_read,
+        .zero = cuda_zero,
     };
+    cuda->vmm_kind = cuda->kind;
+    kvf_vmm_row(&cuda->vmm_kind);
     *cuda_p = cuda;
     return KVF_OK;
 }
@@ -235,14 +255,17 @@ const kvf_mem_kind_t *kvf_cuda_kind(const kvf_cuda_t *cuda) {
     return &cuda->kind;
 }
 
+const kvf_mem_kind_t *kvf_cuda_vmm_kind(const kvf_cuda_t *cuda) {
+    return &cuda->vmm_kind;
+}
+
 /* ---- memory of others ---- */
 
-/* Where the allocation begins that an address lies in, and its length. The runtime has no call for
- * it. */
-static cudaError_t allocation_of(const void *at, uintptr_t *base_p, size_t *bytes_p) {
+/* The runtime has no call for it. */
+cudaError_t kvf_cuda_allocation_of(const void *at, uintptr_t *base_p, size_t *bytes_p) {
     int (*get_range)(unsigned long long *base, size_t *bytes, unsigned long long at);
     unsigned long long base = 0;
-    cudaError_t error = find_symbol("cuMemGetAddressRange", &get_range, sizeof(get_range));
+    cudaError_t error = kvf_cuda_find_symbol("cuMemGetAddressRange", &get_range, sizeof(get_range));
     if (error == cudaSuccess && get_range(&base, bytes_p, (unsigned long long)(uintptr_t)at) != 0) {
         error = cudaErrorInvalidValue;
     }
@@ -250,17 +273,36 @@ static cudaError_t allocation_of(const void *at, uintptr_t *base_p, size_t *byte
     return error;
 }
 
+/* How much of a device's memory there is from an address on, up to `wanted`. Virtual memory may be
+ * of several allocations, one behind the other; others that lie so have nothing to do with each
+ * other.
+ */
+static cudaError_t length_of(const kvf_cuda_t *cuda, uint8_t *at, uint64_t wanted,
+                             uint64_t *bytes_p) {
+    uint64_t bytes = 0;
+    cudaError_t error = cudaSuccess;
+    bool more = true;
+    while (more && bytes < wanted) {
+        uintptr_t from = 0;
+        size_t length = 0;
+        error = kvf_cuda_allocation_of(at + bytes, &from, &length);
+        more = error == cudaSuccess && kvf_vmm_is(cuda, at + bytes);
+        bytes += error == cudaSuccess ? length - ((uintptr_t)at + bytes - from) : 0;
+    }
+    *bytes_p = bytes;
+    return bytes > 0 ? cudaSuccess : error;
+}
+
 kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes, kvf_mem_t *mem_p,
                              kvf_detail_t *detail) {
     struct cudaPointerAttributes attributes = {0};
-    uintptr_t from = 0;
-    size_t length = 0;
+    uint64_t length = 0;
     kvf_cuda_scope_t scope;
     cudaError_t error = enter(cuda, &scope);
     if (error == cudaSuccess) {
         error = cudaPointerGetAttributes(&attributes, base);
         if (error == cudaSuccess && attributes.type == cudaMemoryTypeDevice) {
-            error = allocation_of(base, &from, &length);
+            error = length_of(cuda, base, bytes, &length);
         }
         kvf_cuda_leave(&scope);
     }
@@ -272,41 +314,62 @@ kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes,
                         "memory to be attached is not that of CUDA device %d",
                         cuda->context.device);
     }
-    if (bytes > length - ((uintptr_t)base - from)) {
+    if (bytes > length) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "memory to be attached ends after %" PRIu64 " of %" PRIu64 " bytes",
-                        (uint64_t)(length - ((uintptr_t)base - from)), bytes);
+                        "memory to be attached ends after %" PRIu64 " of %" PRIu64 " bytes", length,
+                        bytes);
     }
     *mem_p = (kvf_mem_t){base, bytes, &cuda->kind, NULL};
     return KVF_OK;
 }
 
-kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDLE_BYTES],
-                             kvf_detail_t *detail) {
-    const kvf_cuda_t *cuda = mem->kind->ctx;
-    handle_t h = {.offset = 0};
+/* By a descriptor if it is virtual memory, else by CUDA IPC. */
+static kvf_status_t export(const kvf_mem_t *mem, handle_t *handle, int *fd_p,
+                           kvf_detail_t *detail) {
     uintptr_t from = 0;
     size_t length = 0;
-    kvf_cuda_scope_t scope;
-    cudaError_t error = enter(cuda, &scope);
-    if (error == cudaSuccess) {
-        error = allocation_of(mem->base, &from, &length);
-        if (error == cudaSuccess) {
-            error = cudaIpcGetMemHandle(&h.ipc, (void *)from);
-        }
-        kvf_cuda_leave(&scope);
+    int fd = -1;
+    cudaError_t error = kvf_cuda_allocation_of(mem->base, &from, &length);
+    if (error != cudaSuccess) {
+        return kvf_cuda_fail(detail, error, "memory of a device cannot be shared");
     }
+    handle->offset = (uintptr_t)mem->base - from;
+    if (mem->bytes > length - handle->offset) {
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "memory of a device cannot be shared: it is of several allocations");
+    }
+    kvf_status_t status = kvf_vmm_export(mem->kind->ctx, mem->base, &fd, detail);
+    if (status != KVF_OK) {
+        return status;
+    }
+    error = fd >= 0 ? cudaSuccess : cudaIpcGetMemHandle(&handle->ipc, (void *)from);
     if (error == cudaErrorInvalidValue) { /* what it says of memory that is not cudaMalloc()'s */
         error = cudaErrorNotSupported;
     }
     if (error != cudaSuccess) {
         return kvf_cuda_fail(detail, error, "memory of a device cannot be shared");
     }
-    memcpy(h.uuid, cuda->uuid, sizeof(h.uuid));
-    h.offset = (uintptr_t)mem->base - from;
-    memset(handle, 0, KVF_CUDA_HANDLE_BYTES);
-    memcpy(handle, &h, sizeof(h));
+    *fd_p = fd;
     return KVF_OK;
+}
+
+kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDLE_BYTES], int *fd_p,
+                             kvf_detail_t *detail) {
+    const kvf_cuda_t *cuda = mem->kind->ctx;
+    handle_t h = {.offset = 0};
+    kvf_cuda_scope_t scope;
+    cudaError_t error = enter(cuda, &scope);
+    if (error != cudaSuccess) {
+        return kvf_cuda_fail(detail, error, "memory of a device cannot be shared");
+    }
+    kvf_status_t status = export(mem, &h, fd_p, detail);
+    kvf_cuda_leave(&scope);
+    if (status == KVF_OK) {
+        memcpy(h.uuid, cuda->uuid, sizeof(h.uuid));
+        memset(handle, 0, KVF_CUDA_HANDLE_BYTES);
+        memcpy(handle, &h, sizeof(h));
+    }
+    return status;
 }
 
 /* Peers' devices need not be visible here, or have another number; NVLink or PCIe must lead there.
@@ -353,7 +416,7 @@ static kvf_status_t open_handle(const handle_t *handle, uint64_t bytes, kvf_cuda
     if (error != cudaSuccess) {
         return kvf_cuda_fail(detail, error, "opening its memory");
     }
-    error = allocation_of(mapping, &from, &length);
+    error = kvf_cuda_allocation_of(mapping, &from, &length);
     if (error != cudaSuccess || handle->offset > length || bytes > length - handle->offset) {
         (void)cudaIpcCloseMemHandle(mapping);
         return error != cudaSuccess
@@ -361,13 +424,14 @@ static kvf_status_t open_handle(const handle_t *handle, uint64_t bytes, kvf_cuda
                    : kvf_fail(detail, KVF_ERR_INVALID,
                               "its memory is not the %" PRIu64 " bytes that it spoke of", bytes);
     }
-    *import_p = (kvf_cuda_import_t){(uint8_t *)mapping + handle->offset, mapping};
+    *import_p = (kvf_cuda_import_t){(uint8_t *)mapping + handle->offset, mapping, 0};
     return KVF_OK;
 }
 
 kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
-                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], uint64_t bytes,
-                                  kvf_cuda_import_t *import_p, kvf_detail_t *detail) {
+                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], int fd,
+                                  uint64_t bytes, kvf_cuda_import_t *import_p,
+                                  kvf_detail_t *detail) {
     handle_t h;
     kvf_cuda_scope_t scope;
     memcpy(&h, handle, sizeof(h));
@@ -377,7 +441,8 @@ kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
     }
     kvf_status_t status = check_reach(cuda, h.uuid, detail);
     if (status == KVF_OK) {
-        status = open_handle(&h, bytes, import_p, detail);
+        status = fd >= 0 ? kvf_vmm_import(cuda, fd, h.offset, bytes, import_p, detail)
+                         : open_handle(&h, bytes, import_p, detail);
     }
     kvf_cuda_leave(&scope);
     return status;
@@ -386,8 +451,12 @@ kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
 void kvf_cuda_close_import(const kvf_cuda_t *cuda, kvf_cuda_import_t *import) {
     kvf_cuda_scope_t scope;
     if (import->mapping != NULL && enter(cuda, &scope) == cudaSuccess) {
-        (void)cudaIpcCloseMemHandle(import->mapping);
+        if (import->vmm_bytes > 0) {
+            kvf_vmm_unmap(cuda, import->mapping, import->vmm_bytes);
+        } else {
+            (void)cudaIpcCloseMemHandle(import->mapping);
+        }
         kvf_cuda_leave(&scope);
     }
-    *import = (kvf_cuda_import_t){NULL, NULL};
+    *import = (kvf_cuda_import_t){NULL, NULL, 0};
 }

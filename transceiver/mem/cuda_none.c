@@ -39,6 +39,11 @@ const kvf_mem_kind_t *kvf_cuda_kind(const kvf_cuda_t *cuda) {
     abort();
 }
 
+const kvf_mem_kind_t *kvf_cuda_vmm_kind(const kvf_cuda_t *cuda) {
+    (void)cuda;
+    abort();
+}
+
 kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes, kvf_mem_t *mem_p,
                              kvf_detail_t *detail) {
     (void)cuda;
@@ -49,19 +54,22 @@ kvf_status_t kvf_cuda_attach(const kvf_cuda_t *cuda, void *base, uint64_t bytes,
     abort();
 }
 
-kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDLE_BYTES],
+kvf_status_t kvf_cuda_export(const kvf_mem_t *mem, uint8_t handle[KVF_CUDA_HANDLE_BYTES], int *fd_p,
                              kvf_detail_t *detail) {
     (void)mem;
     (void)handle;
+    (void)fd_p;
     (void)detail;
     abort();
 }
 
 kvf_status_t kvf_cuda_open_import(const kvf_cuda_t *cuda,
-                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], uint64_t bytes,
-                                  kvf_cuda_import_t *import_p, kvf_detail_t *detail) {
+                                  const uint8_t handle[KVF_CUDA_HANDLE_BYTES], int fd,
+                                  uint64_t bytes, kvf_cuda_import_t *import_p,
+                                  kvf_detail_t *detail) {
     (void)cuda;
     (void)handle;
+    (void)fd;
     (void)bytes;
     (void)import_p;
     (void)detail;

@@ -51,10 +51,19 @@ kvf_status_t kvf_mem_cpu_read(const kvf_mem_t *mem, uint64_t off, void *dst, uin
     return KVF_OK;
 }
 
+kvf_status_t kvf_mem_cpu_zero(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
+                              kvf_detail_t *detail) {
+    (void)detail;
+    for (int64_t i = 0; i < n; i++) {
+        memset(mem->base + (uint64_t)slots[i] * piece_bytes, 0, (size_t)piece_bytes);
+    }
+    return KVF_OK;
+}
+
 const kvf_mem_kind_t *kvf_mem_host(void) {
     static const kvf_mem_kind_t row = {
-        "host",           KVF_MEM_HOST, true, NULL, host_alloc, host_free, kvf_mem_cpu_write,
-        kvf_mem_cpu_read,
+        "host",           KVF_MEM_HOST,     true, NULL, host_alloc, host_free, kvf_mem_cpu_write,
+        kvf_mem_cpu_read, kvf_mem_cpu_zero,
     };
     return &row;
 }

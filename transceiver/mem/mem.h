@@ -28,5 +28,8 @@ kvf_status_t kvf_mem_cpu_write(kvf_mem_t *mem, uint64_t off, const void *src, ui
 /** The read of such rows. @return KVF_OK. @thread any */
 kvf_status_t kvf_mem_cpu_read(const kvf_mem_t *mem, uint64_t off, void *dst, uint64_t bytes,
                               kvf_detail_t *detail);
+/** The zero of such rows. @return KVF_OK. @thread any */
+kvf_status_t kvf_mem_cpu_zero(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
+                              kvf_detail_t *detail);
 
 #endif

@@ -78,7 +78,15 @@ int kvf_mem_shm_fd(const kvf_mem_t *mem) {
 
 const kvf_mem_kind_t *kvf_mem_shm(void) {
     static const kvf_mem_kind_t row = {
-        "shm", KVF_MEM_SHM, true, NULL, shm_alloc, shm_free, kvf_mem_cpu_write, kvf_mem_cpu_read,
+        "shm",
+        KVF_MEM_SHM,
+        true,
+        NULL,
+        shm_alloc,
+        shm_free,
+        kvf_mem_cpu_write,
+        kvf_mem_cpu_read,
+        kvf_mem_cpu_zero,
     };
     return &row;
 }

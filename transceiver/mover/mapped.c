@@ -15,8 +15,8 @@
 #define BACKLOG 64
 #define MAX_EVENTS 64
 
-uint32_t mapped_n_fds(const kvf_mapped_t *mapped) {
-    return mapped->n_pools > 0 && mapped->pools[0].fd >= 0 ? mapped->n_pools : 0;
+bool mapped_on_device(const kvf_mapped_t *mapped) {
+    return mapped->n_pools > 0 && mapped->pools[0].on_device;
 }
 
 bool mapped_watch(kvf_mapped_t *mapped, mapped_watch_t *watch, int fd) {

@@ -13,13 +13,15 @@
  * agent's hello and says that it is a peer that has got it. All functions: agent thread. None
  * blocks.
  *
- * Pools on a device go by handles instead of descriptors; whoever opens those closes them before it
- * gives the pools back.
+ * Pools on a device go by handles instead, some with a descriptor beside it that only the device's
+ * driver understands; whoever opens those closes them before it gives the pools back.
  */
 
 #include "kvmgr/base/alloc.h"
 #include "kvmgr/base/status.h"
 #include "kvmgr/layout.h"
+
+#include <stdbool.h>
 
 #define KVF_MAPPED_ADDRESS_BYTES 128
 #define KVF_MAPPED_NAME_BYTES 16 /**< an incarnation */
@@ -35,7 +37,8 @@ typedef struct kvf_mapped_source kvf_mapped_source_t;
  * because it is a device's, whatever its owner opens it with. All pools of an agent are of one of
  * these kinds, and only agents with the same kind come together. */
 typedef struct kvf_mapped_pool {
-    int fd; /**< -1: the handle counts */
+    int fd; /**< -1: only the handle counts */
+    bool on_device;
     uint64_t bytes;
     uint8_t handle[KVF_MAPPED_HANDLE_BYTES];
 } kvf_mapped_pool_t;
@@ -90,13 +93,18 @@ void kvf_mapped_unmap(kvf_mapped_t *mapped, uint64_t peer);
 kvf_mapped_source_t *kvf_mapped_use(kvf_mapped_t *mapped, uint64_t peer);
 /** One user less. */
 void kvf_mapped_unuse(kvf_mapped_source_t *source);
-/** @return Where a pool begins that came as a descriptor. @thread any, of a user */
+/** @return Where a pool begins that is not a device's. @thread any, of a user */
 const uint8_t *kvf_mapped_base(const kvf_mapped_source_t *source, uint32_t group_idx);
 /** @return How long a pool is, by what its owner spoke of at first. @thread any, of a user */
 uint64_t kvf_mapped_bytes(const kvf_mapped_source_t *source, uint32_t group_idx);
-/** @return The handle of a pool that came as one; the source's. The user opens it, and has closed
- * it when it goes. @thread any, of a user */
+/** @return The handle of a pool on a device; the source's. The user opens it, and has closed it
+ * when it goes. @thread any, of a user */
 const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx);
+/** @return The descriptor that came with the handle of a pool, the caller's to close from now on;
+ * -1: none came, or it was taken. Nobody has looked at what it is. @thread any, of a user; one at a
+ * time
+ */
+int kvf_mapped_take_fd(kvf_mapped_source_t *source, uint32_t group_idx);
 
 /** @return A descriptor that is readable while kvf_mapped_progress() has work. */
 int kvf_mapped_fd(const kvf_mapped_t *mapped);

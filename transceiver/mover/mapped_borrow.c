@@ -24,6 +24,7 @@ struct kvf_mapped_source {
     uint32_t n_pools; /* mapped here */
     uint64_t expect[KVF_MAX_GROUPS];
     uint8_t handles[KVF_MAX_GROUPS][KVF_MAPPED_HANDLE_BYTES];
+    int fds[KVF_MAX_GROUPS]; /* that came with handles, and were not taken; -1: none */
     void *bases[KVF_MAX_GROUPS];
     uint64_t bytes[KVF_MAX_GROUPS];
     kvf_mapped_source_t *next;
@@ -34,6 +35,12 @@ static void unmap_pools(kvf_mapped_source_t *source) {
         (void)munmap(source->bases[i], (size_t)source->bytes[i]);
     }
     source->n_pools = 0;
+    for (uint32_t i = 0; i < KVF_MAX_GROUPS; i++) {
+        int fd = kvf_mapped_take_fd(source, i);
+        if (fd >= 0) {
+            (void)close(fd);
+        }
+    }
 }
 
 static void source_end(kvf_mapped_source_t *source) {
@@ -106,7 +113,7 @@ static kvf_status_t map_pool(kvf_mapped_source_t *source, int fd, uint64_t bytes
     return KVF_OK;
 }
 
-/* Pools that come as handles. */
+/* Pools on a device. Whoever opens them looks at the handles and descriptors. */
 static kvf_status_t take_handles(kvf_mapped_source_t *source, const mapped_answer_t *answer,
                                  kvf_detail_t *detail) {
     for (uint32_t i = 0; i < answer->n_pools; i++) {
@@ -118,31 +125,69 @@ static kvf_status_t take_handles(kvf_mapped_source_t *source, const mapped_answe
     return KVF_OK;
 }
 
-/* The descriptors of a message, all of which are closed here. */
-static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *message,
-                               const mapped_answer_t *answer, bool valid, kvf_detail_t *detail) {
+/* Whether an answer is that of an agent like ours; how many descriptors it speaks of. */
+static bool check_answer(const kvf_mapped_t *mapped, const mapped_answer_t *answer,
+                         uint32_t *n_fds_p) {
+    bool on_device = mapped_on_device(mapped);
     uint32_t n = 0;
-    kvf_status_t status = KVF_OK;
+    for (uint32_t i = 0; i < mapped->n_pools; i++) {
+        n += answer->has_fd[i] != 0;
+    }
+    *n_fds_p = n;
+    return memcmp(answer->magic, MAPPED_MAGIC, sizeof(answer->magic)) == 0 &&
+           answer->n_pools == mapped->n_pools && answer->on_device == on_device &&
+           (on_device || n == mapped->n_pools);
+}
+
+/* The descriptors of a message, in order; what is not wanted any more is closed. @return How many
+ * there were. */
+static uint32_t take_fds(struct msghdr *message, int *fds, uint32_t cap) {
+    uint32_t n = 0;
     for (struct cmsghdr *h = CMSG_FIRSTHDR(message); h != NULL; h = CMSG_NXTHDR(message, h)) {
         if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) {
             continue;
         }
-        for (size_t at = 0; at < h->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+        for (size_t at = 0; at < h->cmsg_len - CMSG_LEN(0); at += sizeof(int), n++) {
             int fd;
             memcpy(&fd, CMSG_DATA(h) + at, sizeof(fd));
-            if (valid && status == KVF_OK && n < answer->n_fds) {
-                status = map_pool(source, fd, answer->bytes[n], detail);
+            if (n < cap) {
+                fds[n] = fd;
+            } else {
+                (void)close(fd);
             }
-            (void)close(fd);
-            n++;
         }
     }
-    if (status == KVF_OK && (!valid || n != answer->n_fds)) {
+    return n;
+}
+
+/* What an answer brings; its descriptors are closed, or the source's. */
+static kvf_status_t take_pools(kvf_mapped_source_t *source, struct msghdr *message,
+                               const mapped_answer_t *answer, bool valid, kvf_detail_t *detail) {
+    const kvf_mapped_t *mapped = source->mapped;
+    int fds[KVF_MAX_GROUPS];
+    uint32_t wanted = 0, next = 0;
+    valid = valid && check_answer(mapped, answer, &wanted);
+    uint32_t n = take_fds(message, fds, wanted);
+    kvf_status_t status = KVF_OK;
+    if (!valid || n != wanted) {
         status = kvf_fail(detail, KVF_ERR_INVALID,
                           "its answer is not that of a kvferry of this version");
-    }
-    if (status == KVF_OK && answer->n_fds == 0) {
+    } else if (mapped_on_device(mapped)) {
         status = take_handles(source, answer, detail);
+    }
+    for (uint32_t i = 0; i < mapped->n_pools && next < n && next < wanted; i++) {
+        if (answer->has_fd[i] == 0) {
+            continue;
+        }
+        int fd = fds[next++];
+        if (status == KVF_OK && mapped_on_device(mapped)) {
+            source->fds[i] = fd;
+            continue;
+        }
+        if (status == KVF_OK) {
+            status = map_pool(source, fd, answer->bytes[i], detail);
+        }
+        (void)close(fd);
     }
     return status;
 }
@@ -165,9 +210,7 @@ static void on_socket(kvf_mapped_t *mapped, mapped_watch_t *watch) {
         return;
     }
     bool valid = !source->ready && n == (ssize_t)sizeof(answer) &&
-                 (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
-                 memcmp(answer.magic, MAPPED_MAGIC, sizeof(answer.magic)) == 0 &&
-                 answer.n_pools == mapped->n_pools && answer.n_fds == mapped_n_fds(mapped);
+                 (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
     kvf_status_t status =
         n < 0 ? KVF_ERR_IO : take_pools(source, &message, &answer, valid, &detail);
     if (source->ready) {
@@ -231,6 +274,7 @@ kvf_status_t kvf_mapped_map(kvf_mapped_t *mapped, uint64_t peer, const void *add
     source->peer = peer;
     source->socket = (mapped_watch_t){-1, on_socket, source};
     source->timer = (mapped_watch_t){-1, on_timer, source};
+    memset(source->fds, -1, sizeof(source->fds));
     memcpy(source->expect, expect, mapped->n_pools * sizeof(*expect));
     source->next = mapped->sources;
     mapped->sources = source;
@@ -284,6 +328,12 @@ uint64_t kvf_mapped_bytes(const kvf_mapped_source_t *source, uint32_t group_idx)
 
 const uint8_t *kvf_mapped_handle(const kvf_mapped_source_t *source, uint32_t group_idx) {
     return source->handles[group_idx];
+}
+
+int kvf_mapped_take_fd(kvf_mapped_source_t *source, uint32_t group_idx) {
+    int fd = source->fds[group_idx];
+    source->fds[group_idx] = -1;
+    return fd;
 }
 
 void mapped_forget_sources(kvf_mapped_t *mapped) {

@@ -25,12 +25,14 @@ typedef struct mapped_ask {
 typedef struct mapped_answer {
     char magic[8];
     uint32_t n_pools;
-    uint32_t n_fds; /* n_pools, or 0: handles */
+    uint8_t on_device; /* 1: all pools are; 0: none is */
+    uint8_t
+        has_fd[KVF_MAX_GROUPS]; /* 1: one of the descriptors, which are in order, is the pool's */
     uint64_t bytes[KVF_MAX_GROUPS];
     uint8_t handles[KVF_MAX_GROUPS][KVF_MAPPED_HANDLE_BYTES];
 } mapped_answer_t;
 
-#define MAPPED_MAGIC "kvfmap2"
+#define MAPPED_MAGIC "kvfmap3"
 
 /* A descriptor in the epoll set, first member of what it belongs to. */
 typedef struct mapped_watch {
@@ -59,8 +61,8 @@ struct kvf_mapped {
 };
 
 /* mapped.c */
-/** @return How many of our pools have descriptors: all, or none. */
-uint32_t mapped_n_fds(const kvf_mapped_t *mapped);
+/** @return Whether our pools are a device's. */
+bool mapped_on_device(const kvf_mapped_t *mapped);
 /** Watch a descriptor for input, and its end. @return false: no room. */
 bool mapped_watch(kvf_mapped_t *mapped, mapped_watch_t *watch, int fd);
 /** Close it. */

@@ -73,14 +73,20 @@ static bool send_pools(const kvf_mapped_t *mapped, int fd) {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * KVF_MAX_GROUPS)];
     } control;
-    uint32_t n_fds = mapped_n_fds(mapped);
-    mapped_answer_t answer = {.magic = MAPPED_MAGIC, .n_pools = mapped->n_pools, .n_fds = n_fds};
+    mapped_answer_t answer = {
+        .magic = MAPPED_MAGIC, .n_pools = mapped->n_pools, .on_device = mapped_on_device(mapped)};
     struct iovec iov = {&answer, sizeof(answer)};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    int fds[KVF_MAX_GROUPS];
+    uint32_t n_fds = 0;
     memset(&control, 0, sizeof(control));
     for (uint32_t i = 0; i < mapped->n_pools; i++) {
         answer.bytes[i] = mapped->pools[i].bytes;
         memcpy(answer.handles[i], mapped->pools[i].handle, sizeof(answer.handles[i]));
+        answer.has_fd[i] = mapped->pools[i].fd >= 0;
+        if (mapped->pools[i].fd >= 0) {
+            fds[n_fds++] = mapped->pools[i].fd;
+        }
     }
     if (n_fds > 0) {
         message.msg_control = control.bytes;
@@ -89,9 +95,7 @@ static bool send_pools(const kvf_mapped_t *mapped, int fd) {
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
         header->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
-        for (uint32_t i = 0; i < n_fds; i++) {
-            memcpy(CMSG_DATA(header) + i * sizeof(int), &mapped->pools[i].fd, sizeof(int));
-        }
+        memcpy(CMSG_DATA(header), fds, sizeof(int) * n_fds);
     }
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof(answer);
 }

@@ -13,6 +13,9 @@
  * - what a copy reads from pinned memory it reads then, not when it is queued;
  * - an address outside every allocation kills the context: every later call fails;
  * - memory opens in other processes only, and closes;
+ * - virtual memory is in whole granules and holds what somebody has left there; without access, or
+ *   for writing without the right to, its addresses are none; handles, mappings and addresses that
+ *   are given back in the wrong order end the process;
  * - kernels run through the bodies that nvcc compiles, too.
  *
  * The environment configures it: KVF_STANDIN_CUDA_DEVICES (1; 0: no driver),
@@ -41,7 +44,9 @@ void standin_cuda_reset(void);
 /** What is there. */
 typedef struct standin_cuda_counts {
     uint64_t allocations, imports, pinned, streams, events; /**< now */
-    uint64_t contexts; /**< a bit for each device that has ever had one */
+    uint64_t reservations; /**< of addresses, for virtual memory; its allocations, ours and others',
+                              are among those above */
+    uint64_t contexts;     /**< a bit for each device that has ever had one */
     uint64_t communicators;
     uint64_t launches, executed; /**< since the start */
 } standin_cuda_counts_t;

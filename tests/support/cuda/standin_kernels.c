@@ -14,7 +14,7 @@ static bool reach_moves(kvf_moves_t *list) {
         kvf_move_t *move = &list->moves[i];
         uint64_t to = move->dst;
         if (to != 0) {
-            move->dst = (uintptr_t)standin_reach(to, move->bytes);
+            move->dst = (uintptr_t)standin_reach_to(to, move->bytes);
         }
         move->src = (uintptr_t)standin_reach(move->src, move->bytes);
         if (move->src == 0 || (to != 0 && move->dst == 0)) {
@@ -22,7 +22,7 @@ static bool reach_moves(kvf_moves_t *list) {
         }
     }
     if (list->leaves != NULL) {
-        uint8_t *at = standin_reach((uintptr_t)list->leaves, list->n_leaves * sizeof(uint64_t));
+        uint8_t *at = standin_reach_to((uintptr_t)list->leaves, list->n_leaves * sizeof(uint64_t));
         list->leaves = (uint64_t *)(void *)at;
         return at != NULL;
     }
@@ -55,7 +55,7 @@ static bool run_reshape(void *args) {
     uint64_t vectors = (uint64_t)list->outer * list->tokens * list->vector_bytes;
     for (uint32_t i = 0; i < list->n_pairs; i++) {
         kvf_block_pair_t *pair = &list->pairs[i];
-        pair->dst = (uintptr_t)standin_reach(pair->dst, vectors * list->dst.heads);
+        pair->dst = (uintptr_t)standin_reach_to(pair->dst, vectors * list->dst.heads);
         pair->src = (uintptr_t)standin_reach(pair->src, vectors * list->src.heads);
         if (pair->dst == 0 || pair->src == 0) {
             return false;
@@ -112,10 +112,10 @@ static bool run_attention(void *args) {
         reach(attention->pool,
               (uint64_t)attention->n_slots * kvf_attention_offset(shape, shape->n_layers, 0, 0, 0));
     const float *q = reach(a->q, rows * shape->head_dim * sizeof(float));
-    float *out =
-        (float *)(void *)standin_reach((uintptr_t)a->out, rows * shape->value_dim * sizeof(float));
+    float *out = (float *)(void *)standin_reach_to((uintptr_t)a->out,
+                                                   rows * shape->value_dim * sizeof(float));
     uint8_t *work =
-        standin_reach((uintptr_t)a->work, n * shape->kv_heads * sizeof(kvf_attention_head_t));
+        standin_reach_to((uintptr_t)a->work, n * shape->kv_heads * sizeof(kvf_attention_head_t));
     for (uint64_t i = 0; i < n * shape->kv_heads && attention->pool != NULL && work != NULL; i++) {
         kvf_attention_sequence_head(attention, (uint32_t)(i / shape->kv_heads),
                                     (uint32_t)(i % shape->kv_heads), q, out,

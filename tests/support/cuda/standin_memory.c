@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in's devices and memory. */
-#define _GNU_SOURCE /* memfd_create */
+#define _GNU_SOURCE /* memfd_create, fallocate */
 #include "tests/support/cuda/standin_impl.h"
 
 #include <fcntl.h>
@@ -14,17 +14,7 @@
 
 struct standin standin = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
 
-/* Memory of a device, ours or opened; or of the CPU's that is pinned. */
-typedef struct range {
-    uint8_t *base;  /* what the application sees */
-    uint8_t *alias; /* where it can be touched */
-    size_t bytes;
-    int fd; /* -1: pinned */
-    int device;
-    bool imported;
-    uint64_t token;
-    struct range *next;
-} range_t;
+typedef standin_range_t range_t;
 
 static range_t *ranges;
 static _Thread_local int current = -1; /* set by cudaSetDevice(); -1: never */
@@ -101,8 +91,8 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return error;
 }
 
-/* The device whose context is the thread's current one; without any, that of the first. */
-static int device_now(void) {
+/* Without any context, that of the first. */
+int standin_device_now(void) {
     return n_pushed > 0 ? pushed[n_pushed - 1] : current < 0 ? 0 : current;
 }
 
@@ -116,7 +106,7 @@ static void make_context(int device) {
 cudaError_t cudaGetDevice(int *device) {
     cudaError_t error = standin_enter("cudaGetDevice", cudaErrorUnknown);
     if (error == cudaSuccess) {
-        *device = device_now();
+        *device = standin_device_now();
     }
     return error;
 }
@@ -141,11 +131,15 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
     return cudaSuccess;
 }
 
+int standin_first_device(void) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* of which there is one, or all are */
+    return visible == NULL ? 0 : atoi(visible);
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     cudaError_t error = standin_enter("cudaGetDeviceProperties", cudaErrorUnknown);
     memset(prop, 0, sizeof(*prop));
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* of which there is one, or all are */
-    device += visible == NULL ? 0 : atoi(visible);
+    device += standin_first_device();
     (void)snprintf(prop->name, sizeof(prop->name), "stand-in %d", device);
     (void)snprintf(prop->uuid.bytes, sizeof(prop->uuid.bytes), "stand-in %d", device);
     return error;
@@ -185,7 +179,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 
 /* ---- memory ---- */
 
-static range_t *find(uint64_t address, uint64_t bytes) {
+range_t *standin_find(uint64_t address, uint64_t bytes) {
     range_t *range = ranges;
     while (range != NULL && !(address - (uintptr_t)range->base < range->bytes &&
                               bytes <= range->bytes - (address - (uintptr_t)range->base))) {
@@ -195,23 +189,46 @@ static range_t *find(uint64_t address, uint64_t bytes) {
 }
 
 bool standin_is_known(uint64_t address) {
-    return find(address, 1) != NULL;
+    return standin_find(address, 1) != NULL;
 }
 
 uint8_t *standin_reach(uint64_t address, uint64_t bytes) {
-    const range_t *range = find(address, bytes);
-    return range == NULL ? NULL : range->alias + (address - (uintptr_t)range->base);
+    const range_t *range = standin_find(address, bytes);
+    return range == NULL || range->alias == NULL
+               ? NULL
+               : range->alias + (address - (uintptr_t)range->base);
 }
 
-static void add(range_t *range) {
+uint8_t *standin_reach_to(uint64_t address, uint64_t bytes) {
+    const range_t *range = standin_find(address, bytes);
+    return range == NULL || range->read_only ? NULL : standin_reach(address, bytes);
+}
+
+void standin_add(const range_t *range) {
     range_t *copy = malloc(sizeof(*copy));
     if (copy == NULL) {
         abort();
     }
     *copy = *range;
-    (void)pthread_mutex_lock(&standin.lock);
     copy->next = ranges;
     ranges = copy;
+}
+
+range_t *standin_remove(const void *base) {
+    range_t **link = &ranges, *range;
+    while (*link != NULL && (*link)->base != base) {
+        link = &(*link)->next;
+    }
+    range = *link;
+    if (range != NULL) {
+        *link = range->next;
+    }
+    return range;
+}
+
+static void add(const range_t *range) {
+    (void)pthread_mutex_lock(&standin.lock);
+    standin_add(range);
     standin.counts.allocations += range->fd >= 0 && !range->imported;
     standin.counts.imports += range->imported;
     standin.counts.pinned += range->fd < 0;
@@ -221,14 +238,11 @@ static void add(range_t *range) {
 /* Forget the range that begins there. @return false: there is none of that kind. */
 static bool drop(void *base, bool pinned, bool imported) {
     (void)pthread_mutex_lock(&standin.lock);
-    range_t **link = &ranges, *range;
-    while (*link != NULL && (*link)->base != base) {
-        link = &(*link)->next;
-    }
-    range = *link;
-    bool ok = range != NULL && (range->fd < 0) == pinned && range->imported == imported;
+    range_t *range = standin_find((uintptr_t)base, 1);
+    bool ok = range != NULL && range->base == base && (range->fd < 0) == pinned &&
+              range->imported == imported && range->physical == NULL;
     if (ok) {
-        *link = range->next;
+        (void)standin_remove(base);
         standin.counts.allocations -= !pinned && !imported;
         standin.counts.imports -= imported;
         standin.counts.pinned -= pinned;
@@ -274,8 +288,8 @@ cudaError_t cudaMalloc(void **base_p, size_t bytes) {
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
         return cudaErrorMemoryAllocation;
     }
-    make_context(device_now());
-    return map(fd, bytes, false, token, device_now(), base_p);
+    make_context(standin_device_now());
+    return map(fd, bytes, false, token, standin_device_now(), base_p);
 }
 
 cudaError_t cudaFree(void *base) {
@@ -315,10 +329,16 @@ cudaError_t cudaMemset(void *base, int value, size_t bytes) {
     cudaError_t error = standin_enter("cudaMemset", cudaErrorUnknown);
     standin_drain();
     (void)pthread_mutex_lock(&standin.lock);
-    uint8_t *at = standin_reach((uintptr_t)base, bytes);
+    uint8_t *at = standin_reach_to((uintptr_t)base, bytes);
     if (at != NULL && error == cudaSuccess && value != 0) {
         memset(at, value, bytes);
-    } /* and new memory is zero: touching it all would make it real */
+    } else if (at != NULL && error == cudaSuccess) { /* without making all of it real */
+        const range_t *range = standin_find((uintptr_t)base, bytes);
+        if (range->fd < 0 || fallocate(range->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                       at - range->alias, (off_t)bytes) != 0) {
+            memset(at, 0, bytes);
+        }
+    }
     (void)pthread_mutex_unlock(&standin.lock);
     return at == NULL ? cudaErrorInvalidValue : error;
 }
@@ -326,7 +346,7 @@ cudaError_t cudaMemset(void *base, int value, size_t bytes) {
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *at) {
     cudaError_t error = standin_enter("cudaPointerGetAttributes", cudaErrorUnknown);
     (void)pthread_mutex_lock(&standin.lock);
-    const range_t *range = find((uintptr_t)at, 1);
+    const range_t *range = standin_find((uintptr_t)at, 1);
     *attributes = (struct cudaPointerAttributes){
         .type = range == NULL   ? cudaMemoryTypeUnregistered
                 : range->fd < 0 ? cudaMemoryTypeHost
@@ -340,7 +360,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 /* cuMemGetAddressRange, which is the driver's. */
 static int get_range(unsigned long long *base, size_t *bytes, unsigned long long at) {
     (void)pthread_mutex_lock(&standin.lock);
-    const range_t *range = find(at, 1);
+    const range_t *range = standin_find(at, 1);
     if (range != NULL) {
         *base = (uintptr_t)range->base;
         *bytes = range->bytes;
@@ -380,19 +400,17 @@ static int pop(void **context) {
     return 0;
 }
 
-typedef void any_function(void);
-
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found) {
     static const struct {
         const char *name;
-        any_function *function;
-    } functions[] = {{"cuMemGetAddressRange", (any_function *)get_range},
-                     {"cuDevicePrimaryCtxRetain", (any_function *)retain},
-                     {"cuDevicePrimaryCtxRelease", (any_function *)release},
-                     {"cuCtxPushCurrent", (any_function *)push},
-                     {"cuCtxPopCurrent", (any_function *)pop}};
+        standin_function_t *function;
+    } functions[] = {{"cuMemGetAddressRange", (standin_function_t *)get_range},
+                     {"cuDevicePrimaryCtxRetain", (standin_function_t *)retain},
+                     {"cuDevicePrimaryCtxRelease", (standin_function_t *)release},
+                     {"cuCtxPushCurrent", (standin_function_t *)push},
+                     {"cuCtxPopCurrent", (standin_function_t *)pop}};
     (void)version;
     (void)flags;
     *found = cudaDriverEntryPointSymbolNotFound;
@@ -403,6 +421,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
             *found = cudaDriverEntryPointSuccess;
         }
     }
+    standin_function_t *vmm = standin_vmm_function(symbol);
+    if (vmm != NULL) {
+        memcpy(function, &vmm, sizeof(*function));
+        *found = cudaDriverEntryPointSuccess;
+    }
     return standin_enter("cudaGetDriverEntryPointByVersion", cudaErrorUnknown);
 }
 
@@ -411,8 +434,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *at) {
     cudaError_t error = standin_enter("cudaIpcGetMemHandle", cudaErrorInvalidValue);
     (void)pthread_mutex_lock(&standin.lock);
-    const range_t *range = find((uintptr_t)at, 1);
-    if (range == NULL || range->fd < 0 || range->imported) {
+    const range_t *range = standin_find((uintptr_t)at, 1);
+    if (range == NULL || range->fd < 0 || range->imported || range->physical != NULL) {
         error = cudaErrorInvalidValue;
     }
     if (error == cudaSuccess) {

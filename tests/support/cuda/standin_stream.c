@@ -14,7 +14,7 @@ struct CUevent_st {
     uint32_t n_refs; /* operations, and the application */
 };
 
-typedef enum kind { OP_KERNEL, OP_COPY, OP_RECORD, OP_WAIT, OP_CALL, OP_STEPS } kind_t;
+typedef enum kind { OP_KERNEL, OP_COPY, OP_ZERO, OP_RECORD, OP_WAIT, OP_CALL, OP_STEPS } kind_t;
 
 typedef struct op {
     kind_t kind;
@@ -78,12 +78,20 @@ static bool execute(op_t *op) {
         }
         break;
     case OP_COPY: /* memory that is pageable was looked at when it was queued */
-        to = standin_is_known(op->to) ? standin_reach(op->to, op->bytes) : (uint8_t *)op->to;
+        to = standin_is_known(op->to) ? standin_reach_to(op->to, op->bytes) : (uint8_t *)op->to;
         from = op->kept != NULL             ? op->kept
                : standin_is_known(op->from) ? standin_reach(op->from, op->bytes)
                                             : (const uint8_t *)op->from;
         if (to != NULL && from != NULL) {
             memcpy(to, from, op->bytes);
+        } else {
+            standin.dead = cudaErrorIllegalAddress;
+        }
+        break;
+    case OP_ZERO:
+        to = standin_reach_to(op->to, op->bytes);
+        if (to != NULL) {
+            memset(to, 0, op->bytes);
         } else {
             standin.dead = cudaErrorIllegalAddress;
         }
@@ -349,6 +357,19 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
         error = standin.dead;
     }
     (void)pthread_mutex_unlock(&standin.lock);
+    return error;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    cudaError_t error = standin_enter("cudaMemsetAsync", cudaErrorUnknown);
+    if (value != 0) {
+        abort();
+    }
+    if (error == cudaSuccess) {
+        (void)pthread_mutex_lock(&standin.lock);
+        queue(stream, (op_t){.kind = OP_ZERO, .to = (uintptr_t)to, .bytes = bytes});
+        (void)pthread_mutex_unlock(&standin.lock);
+    }
     return error;
 }
 
