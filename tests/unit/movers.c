@@ -25,6 +25,8 @@ ParameterizedTest(size_t *idx, movers, sizes, .timeout = 60) {
                                      (256 << 10) - 1,
                                      256 << 10,
                                      (256 << 10) + 1,
+                                     (1 << 20) + 5,
+                                     2 << 20,
                                      4 << 20};
     side_t a, b;
     side_open(&a, transports[*idx]);

@@ -64,6 +64,17 @@ kvf_status_t kvf_queue_post(kvf_queue_t *queue, kvf_window_t *window) {
     return KVF_OK;
 }
 
+static void make_digest(kvf_queue_t *queue, kvf_piece_t *piece, uint64_t off, uint64_t bytes) {
+    if (piece->bytes > (uint64_t)KVF_QUEUE_LEAVES * KVF_DIGEST_LEAF_BYTES) {
+        piece->digest = kvf_digest(piece->source, piece->bytes);
+        return;
+    }
+    kvf_digest_hashes(piece->source + off, bytes, queue->leaves + off / KVF_DIGEST_LEAF_BYTES);
+    if (off + bytes == piece->bytes) {
+        piece->digest = kvf_digest_of_hashes(queue->leaves, piece->bytes);
+    }
+}
+
 kvf_queue_job_t *kvf_queue_cut(kvf_queue_t *queue, uint64_t most, kvf_chunk_t *chunk_p,
                                const uint8_t **source_p) {
     kvf_queue_job_t *job = queue->waiting;
@@ -81,8 +92,8 @@ kvf_queue_job_t *kvf_queue_cut(kvf_queue_t *queue, uint64_t most, kvf_chunk_t *c
         .bytes = left < most ? left : most,
     };
     *source_p = piece->source + off;
-    if (off == 0 && window->digests && piece->digest == 0) {
-        piece->digest = kvf_digest(piece->source, piece->bytes);
+    if (window->digests && piece->digest == 0) {
+        make_digest(queue, piece, off, chunk_p->bytes);
     }
     job->n_busy++;
     job->piece_off += chunk_p->bytes;

@@ -13,6 +13,8 @@
 #include "transceiver/mover/mover.h"
 
 #define KVF_QUEUE_WINDOWS 64U /**< posted and not taken */
+#define KVF_QUEUE_LEAVES                                                                           \
+    512U /**< of a piece that is hashed chunk by chunk; longer ones are at once */
 
 /** A posted window. Its fields are the queue's. */
 typedef struct kvf_queue_job {
@@ -29,6 +31,8 @@ typedef struct kvf_queue_job {
 typedef struct kvf_queue {
     kvf_queue_job_t *free, *waiting, *done;
     uint32_t n_jobs; /**< posted and not taken */
+    /** Hashes of the piece that is being cut: another one is cut when it has left. */
+    uint64_t leaves[KVF_QUEUE_LEAVES];
     kvf_queue_job_t jobs[KVF_QUEUE_WINDOWS];
 } kvf_queue_t;
 
@@ -44,9 +48,10 @@ static inline bool kvf_queue_waits(const kvf_queue_t *queue) {
 }
 
 /**
- * Cut the next chunk; only when there is one. The digest of a piece is made with its first chunk.
+ * Cut the next chunk; only when there is one. It is hashed, if its piece's digest is to be made:
+ * then it is in the cache when it is sent.
  *
- * @param most           Longest chunk, in bytes.
+ * @param most           Longest chunk, in bytes; whole leaves of a digest.
  * @param[out] chunk_p   Its header.
  * @param[out] source_p  Its bytes; unchanged until it is settled.
  * @return What to settle.
