@@ -15,7 +15,8 @@
 typedef struct kvf_driver {
     kvf_agent_t *agent;
     kvf_control_t *control;
-    kvf_mover_t *movers[KVF_CORE_MOVERS]; /**< NULL: not made */
+    kvf_mover_t *movers[KVF_CORE_MOVERS];
+    uint32_t n_movers; /**< that were made */
     kvf_copier_t *copier;
     uint64_t events; /**< things that happened; a turn without any may be followed by sleep */
 } kvf_driver_t;

@@ -70,11 +70,6 @@ static bool run_calls(kvf_loop_t *loop) {
     return any;
 }
 
-/* Each mover that was made. */
-#define FOREACH_MOVER(loop, at)                                                                    \
-    for (kvf_mover_t **at = (loop)->driver.movers;                                                 \
-         at < (loop)->driver.movers + KVF_CORE_MOVERS && *at != NULL; at++)
-
 static bool turn(kvf_loop_t *loop) {
     kvf_core_t *core = loop->driver.agent->core;
     uint64_t before = loop->driver.events;
@@ -82,8 +77,9 @@ static bool turn(kvf_loop_t *loop) {
     (void)uv_run(&loop->uv, UV_RUN_NOWAIT); /* read everything before anybody's silence is judged */
     any |= run_calls(loop);
     kvf_driver_set_time(&loop->driver);
-    FOREACH_MOVER(loop, mover) {
-        any |= (*mover)->ops->progress(*mover) > 0;
+    for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
+        kvf_mover_t *mover = loop->driver.movers[i];
+        any |= mover->ops->progressmover > 0;
     }
     any |= kvf_copier_progress(loop->driver.copier) > 0;
     kvf_driver_set_time(&loop->driver);
@@ -162,8 +158,9 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
     uint64_t now = clock->now_us(clock->ctx), next = kvf_core_next_us(core);
     uint64_t timeout = next == KVF_NEVER ? KVF_NEVER : next > now ? next - now : 0;
     if (kvf_core_in_flight(core)) {
-        FOREACH_MOVER(loop, mover) {
-            uint64_t most = (*mover)->ops->max_sleep_us(*mover);
+        for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
+            kvf_mover_t *mover = loop->driver.movers[i];
+            uint64_t most = mover->ops->max_sleep_usmover;
             timeout = most < timeout ? most : timeout;
         }
     }
@@ -176,8 +173,9 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
 
 /* Make everything that can happen wake the loop. @return false when something happened already. */
 static bool prepare_sleep(kvf_loop_t *loop) {
-    FOREACH_MOVER(loop, mover) {
-        if (!(*mover)->ops->arm(*mover)) {
+    for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
+        kvf_mover_t *mover = loop->driver.movers[i];
+        if (!mover->ops->armmover) {
             return false;
         }
     }
@@ -235,9 +233,9 @@ static void close_handle(uv_handle_t *handle, void *arg) {
 }
 
 static void loop_close(kvf_loop_t *loop) {
-    FOREACH_MOVER(loop, mover) {
-        (*mover)->ops->destroy(*mover);
-        *mover = NULL;
+    while (loop->driver.n_movers > 0) {
+        kvf_mover_t *mover = loop->driver.movers[--loop->driver.n_movers];
+        mover->ops->destroy(mover);
     }
     kvf_copier_destroy(loop->driver.copier);
     loop->driver.copier = NULL;
@@ -269,7 +267,7 @@ static kvf_status_t make_movers(kvf_loop_t *loop, const kvf_mover_sink_t *sink,
         if (status != KVF_OK) {
             return status;
         }
-        loop->driver.movers[i] = mover;
+        loop->driver.movers[loop->driver.n_movers++] = mover;
         int fd = mover->ops->fd(mover);
         if (fd >= 0 && (uv_poll_init(&loop->uv, &loop->polls[i], fd) != 0 ||
                         uv_poll_start(&loop->polls[i], UV_READABLE, on_poll) != 0)) {

@@ -141,7 +141,7 @@ void kvf_core_landed(kvf_core_t *core, const kvf_chunk_t *chunk) {
     uint64_t first, end;
     kvf_recv_op_t *recv = chunk_recv(core, chunk);
     uint64_t *landed = recv == NULL ? NULL : covered_by_grant(recv, chunk, &first, &end);
-    if (landed != NULL) {
+    if (landed != NULL && bits_all(landed, first, end, false)) { /* not the same again */
         bits_set(landed, first, end);
         core->counters.bytes_received += chunk->bytes;
         KVF_FAIL_POINT(chunk);

@@ -3,14 +3,17 @@
  * movers_ends.c have what it does like others.) */
 #include "tests/support/mover_side.h"
 
+#include "kernels/digest.h"
 #include "transceiver/mover/tcp_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 static kvf_tcp_address_t address_of(const side_t *side) {
     kvf_tcp_address_t address;
@@ -147,13 +150,84 @@ Test(mover_tcp, many_strangers, .timeout = 60) {
     side_close(&b);
 }
 
+/* Peers that are connected and have nothing to send yet are no strangers, however many there are
+ * of both. */
+Test(mover_tcp, idle_peers_stay, .timeout = 60) {
+    enum { N = 70 };
+    static side_t peers[N];
+    int fds[N];
+    side_t b;
+    uint32_t broken = 0;
+    side_open(&b, OWN_TCP);
+    for (int i = 0; i < N; i++) {
+        side_open(&peers[i], OWN_TCP);
+        side_connect(&peers[i], 1, b.address, b.address_bytes);
+        turn_a_while(&peers[i]);
+        turn_a_while(&b);
+    }
+    for (int i = 0; i < N; i++) {
+        fds[i] = dial(&b);
+        turn_a_while(&b);
+        cr_expect_eq(is_closed(fds[0]), i >= 64, "%d", i); /* the oldest of 65 goes */
+    }
+    for (int i = 0; i < N; i++) {
+        turn_a_while(&peers[i]);
+        broken += peers[i].n_broken;
+        side_close(&peers[i]);
+        close(fds[i]);
+    }
+    cr_expect_eq(broken, 0);
+    side_close(&b);
+}
+
+/* One peer that takes all connections there may be keeps nobody out. */
+Test(mover_tcp, one_peer_takes_all, .timeout = 60) {
+    const struct rlimit limit = {4000, 4000};
+    side_t b;
+    side_open(&b, OWN_TCP);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    for (int i = 0; i < 1024; i++) {
+        (void)dial_proven(&b);
+        if (i % 16 == 15) {
+            turn_a_while(&b);
+        }
+    }
+    cr_expect_eq(kvf_mover_tcp_refused(b.mover), 0);
+    expect_to_work(&b);
+    cr_expect_eq(kvf_mover_tcp_refused(b.mover), 1);
+    side_close(&b);
+}
+
+/* A child of the process has its descriptors: what is closed is closed all the same. */
+Test(mover_tcp, forked, .timeout = 60) {
+    static const uint8_t junk[64];
+    side_t b;
+    side_open(&b, OWN_TCP);
+    int fd = dial_proven(&b);
+    turn_a_while(&b);
+    pid_t child = fork();
+    if (child == 0) {
+        (void)pause();
+        _exit(0);
+    }
+    send_all(fd, junk, sizeof(junk)); /* no frame */
+    turn_a_while(&b);
+    cr_expect(is_closed(fd), "the other end is not told");
+    (void)send(fd, junk, sizeof(junk), MSG_NOSIGNAL);
+    (void)usleep(10000);
+    turn_a_while(&b); /* what comes is nobody's */
+    expect_to_work(&b);
+    cr_expect_eq(kill(child, SIGKILL), 0);
+    (void)waitpid(child, NULL, 0);
+    close(fd);
+    side_close(&b);
+}
+
 /* Without descriptors nobody is accepted, nothing spins; and all goes on when there are some. */
 Test(mover_tcp, no_descriptors_left, .timeout = 60) {
     side_t b;
     struct rlimit limit, none;
     side_open(&b, OWN_TCP);
-    int proven = dial_proven(&b);
-    turn_a_while(&b);
     int late = dial(&b);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = limit;
@@ -164,8 +238,7 @@ Test(mover_tcp, no_descriptors_left, .timeout = 60) {
     turn_a_while(&b); /* ends only when nothing happens any more */
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     cr_expect(b.mover->ops->arm(b.mover));
-    close(proven);
-    turn_a_while(&b);
+    cr_expect_not(is_closed(late));
     expect_to_work(&b);
     side_close(&b);
 }
@@ -316,11 +389,44 @@ Test(mover_tcp, a_stream, .timeout = 60) {
     free(source);
 }
 
+/* The socket is full most of the time, and takes parts of parts. */
+Test(mover_tcp, a_slow_reader, .timeout = 60) {
+    kvf_piece_t pieces[N_SLOTS];
+    kvf_window_t windows[N_SLOTS];
+    side_t a, b;
+    side_open(&a, OWN_TCP);
+    side_open(&b, OWN_TCP);
+    side_connect(&a, 1, b.address, b.address_bytes);
+    uint8_t *source = make_source(SLOT_BYTES);
+    for (int32_t i = 0; i < (int32_t)N_SLOTS; i++) {
+        pieces[i] = piece_at(source, 0, SLOT_BYTES, i, 0);
+        windows[i] = window_of(&pieces[i], 1);
+        cr_assert_eq(a.mover->ops->post(a.mover, &windows[i]), KVF_OK);
+    }
+    uint64_t end = now_us() + 30000000;
+    while ((a.n_moved < N_SLOTS || b.landed_bytes < N_SLOTS * SLOT_BYTES) && now_us() < end) {
+        for (int i = 0; i < 20; i++) {
+            (void)turn(&a);
+        }
+        (void)turn(&b);
+    }
+    cr_expect_eq(a.n_moved, N_SLOTS);
+    cr_expect_eq(b.landed_bytes, N_SLOTS * SLOT_BYTES);
+    for (uint64_t i = 0; i < N_SLOTS; i++) {
+        cr_expect_eq(memcmp(b.slots + i * SLOT_BYTES, source, SLOT_BYTES), 0, "slot %lu",
+                     (unsigned long)i);
+    }
+    side_close(&a);
+    side_close(&b);
+    free(source);
+}
+
 /* ---- a sink that refuses ---- */
 
 typedef struct judge {
     uint8_t *slots, *later; /* what it names at first; and after its first refusal */
     int32_t refused_slot;   /* -1: all are welcome */
+    uint64_t leaves[4][16]; /* of each slot's chunk */
     uint32_t n_placed, n_refused, n_landed;
 } judge_t;
 
@@ -332,8 +438,8 @@ static kvf_status_t judge_place(void *ctx, const kvf_chunk_t *chunk, kvf_landing
         return KVF_ERR_RANGE;
     }
     judge->n_placed++;
-    *landing_p =
-        (kvf_landing_t){judge->slots + (uint64_t)chunk->slot * 65536 + chunk->offset, NULL};
+    *landing_p = (kvf_landing_t){judge->slots + (uint64_t)chunk->slot * 65536 + chunk->offset,
+                                 judge->leaves[chunk->slot]};
     return KVF_OK;
 }
 
@@ -347,7 +453,7 @@ static void open_judged(side_t *side, judge_t *judge) {
     const kvf_mover_sink_t sink = {judge_place, judge_landed, on_moved, on_broken, judge};
     memset(side, 0, sizeof(*side));
     side->log = kvf_log_stderr(KVF_LOG_WARN);
-    *judge = (judge_t){calloc(4, 65536), calloc(4, 65536), -1, 0, 0, 0};
+    *judge = (judge_t){.slots = calloc(4, 65536), .later = calloc(4, 65536), .refused_slot = -1};
     cr_assert_eq(
         kvf_mover_tcp_create(&host, kvf_alloc_default(), &side->log, &sink, &side->mover, NULL),
         KVF_OK);
@@ -425,6 +531,8 @@ Test(mover_tcp, void_places_get_nothing, .timeout = 60) {
         expect_bytes(before, slot, 0, 65536, NULL);
         expect_bytes(judge.later, slot, 0, 1000, slot < 2 ? source + 1000 * (size_t)slot : NULL);
     }
+    /* One leaf: its hash is that of which the digest is the hash. */
+    cr_expect_eq(kvf_digest_of_hashes(judge.leaves[1], 1000), kvf_digest(source + 1000, 1000));
     close(fd);
     b.mover->ops->destroy(b.mover);
     free(before);
@@ -457,6 +565,7 @@ Test(mover_tcp, revoked_in_the_middle, .timeout = 60) {
     expect_bytes(before, 0, 20000, 65536, NULL);
     expect_bytes(judge.later, 0, 0, 65536, NULL);
     expect_bytes(judge.later, 1, 7, 50007, source + 50000);
+    cr_expect_eq(kvf_digest_of_hashes(judge.leaves[1], 50000), kvf_digest(source + 50000, 50000));
     close(fd);
     b.mover->ops->destroy(b.mover);
     free(before);

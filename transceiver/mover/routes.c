@@ -71,7 +71,7 @@ void kvf_route_break(kvf_route_t *route, const char *why) {
 static kvf_route_t *next_turn(const kvf_routes_t *routes, const kvf_route_ops_t *ops) {
     kvf_route_t *route;
     DL_FOREACH(routes->all, route) {
-        if (!route->closed && ops->can_send(route)) {
+        if (!route->closed && !route->gone && ops->can_send(route)) {
             return route;
         }
     }

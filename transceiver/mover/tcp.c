@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define BACKLOG 128
+#define DEAF_US 100000                 /* without descriptors */
 #define TURN_EVENTS 8                  /* connections that are looked at in one progress call */
 #define TURN_ACCEPTS 16                /* connections that are accepted at once */
 #define TURN_BYTES (UINT64_C(1) << 20) /* sent in one progress call */
@@ -24,29 +25,43 @@ bool kvf_tcp_watch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events) {
     return epoll_ctl(tcp->epoll, EPOLL_CTL_ADD, watch->fd, &event) == 0;
 }
 
-static void listen_again(kvf_tcp_t *tcp) {
-    if (tcp->deaf && tcp->listener.fd >= 0) {
-        tcp->deaf = !kvf_tcp_watch(tcp, &tcp->listener, EPOLLIN);
-    }
-}
-
 void kvf_tcp_unwatch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch) {
     if (watch->fd >= 0) {
-        (void)close(watch->fd); /* it leaves the epoll set */
+        /* In words, as a child that was forked may have the descriptor, too. */
+        (void)epoll_ctl(tcp->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
+        (void)shutdown(watch->fd, SHUT_RDWR);
+        (void)close(watch->fd);
         watch->fd = -1;
-        listen_again(tcp);
     }
 }
 
-/* Without descriptors the listener would be ready for ever: strangers go first, then it waits until
- * something else is closed. */
+static uint64_t now_us(void) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    return clock->now_us(clock->ctx);
+}
+
+/* Without descriptors the listener would be ready for ever: who is of no use goes first, then it
+ * waits a while. (Who dials us has just spoken over the control channel, so there will be turns.)
+ */
 static void make_room(kvf_tcp_t *tcp, int error) {
-    if (kvf_tcp_inbound_drop_stranger(tcp)) {
+    if (kvf_tcp_inbound_drop(tcp)) {
         return;
     }
-    kvf_log(tcp->log, KVF_LOG_WARN, "tcp: no connections for data are accepted any more: %s",
-            strerror(error));
-    tcp->deaf = epoll_ctl(tcp->epoll, EPOLL_CTL_DEL, tcp->listener.fd, NULL) == 0;
+    if (!tcp->was_deaf) {
+        kvf_log(tcp->log, KVF_LOG_WARN, "tcp: connections for data have to wait: %s",
+                strerror(error));
+    }
+    tcp->was_deaf = true;
+    if (epoll_ctl(tcp->epoll, EPOLL_CTL_DEL, tcp->listener.fd, NULL) == 0) {
+        tcp->deaf_until_us = now_us() + DEAF_US;
+    }
+}
+
+static void listen_again(kvf_tcp_t *tcp) {
+    if (tcp->deaf_until_us > 0 && now_us() >= tcp->deaf_until_us &&
+        kvf_tcp_watch(tcp, &tcp->listener, EPOLLIN)) {
+        tcp->deaf_until_us = 0;
+    }
 }
 
 static void on_listener(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events) {
@@ -54,6 +69,7 @@ static void on_listener(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events)
     for (unsigned i = 0; i < TURN_ACCEPTS; i++) {
         int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
+            tcp->was_deaf = false;
             kvf_tcp_inbound_add(tcp, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
             make_room(tcp, errno);
@@ -109,6 +125,7 @@ static kvf_status_t tcp_post(kvf_mover_t *base, kvf_window_t *window) {
 static unsigned tcp_progress(kvf_mover_t *base) {
     kvf_tcp_t *tcp = tcp_of(base);
     struct epoll_event events[TURN_EVENTS];
+    listen_again(tcp);
     int n = epoll_wait(tcp->epoll, events, TURN_EVENTS, 0);
     for (int i = 0; i < n; i++) {
         kvf_tcp_watch_t *watch = events[i].data.ptr;
@@ -143,9 +160,7 @@ static void tcp_destroy(kvf_mover_t *base) {
     }
     kvf_routes_end(&tcp->routes, &kvf_tcp_path_ops);
     kvf_tcp_inbound_end(tcp);
-    if (tcp->listener.fd >= 0) {
-        (void)close(tcp->listener.fd);
-    }
+    kvf_tcp_unwatch(tcp, &tcp->listener);
     if (tcp->epoll >= 0) {
         (void)close(tcp->epoll);
     }

@@ -26,18 +26,19 @@ struct kvf_tcp {
     int epoll;
     kvf_routes_t routes; /**< with what all of the mover has: allocator and sink */
     kvf_tcp_watch_t listener;
-    bool deaf; /**< the listener is not watched: there are no descriptors left */
+    uint64_t deaf_until_us; /**< > 0: the listener is not watched, there were no descriptors left */
+    bool was_deaf;          /**< and nobody was accepted since */
     kvf_tcp_address_t address;
-    struct kvf_tcp_inbound *inbound; /**< the newest last */
-    uint32_t n_inbound, n_unproven;
-    bool inbound_ended; /**< there is one to be freed */
+    /** Connections that have not shown the token, and those that have; the newest last. */
+    struct kvf_tcp_inbound *strangers, *peers, *ended; /**< and those that are to be freed */
+    uint32_t n_strangers, n_peers;
     uint64_t n_refused;
     uint8_t *scrap; /**< KVF_TCP_CHUNK_BYTES, for what has no place */
 };
 
 /** @param events  Of epoll. @return false: errno says why. */
 bool kvf_tcp_watch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events);
-/** Close it, and listen again if that had to stop. */
+/** End its connection, and close it. A closed one is left alone. */
 void kvf_tcp_unwatch(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch);
 
 /* ---- tcp_path.c ---- */
@@ -50,10 +51,12 @@ extern const kvf_route_ops_t kvf_tcp_path_ops;
 
 /* ---- tcp_inbound.c ---- */
 
-/** Take over a connection that was accepted; without memory it is closed. */
+/** Take over a connection that was accepted, and read what is there; without memory it is closed.
+ */
 void kvf_tcp_inbound_add(kvf_tcp_t *tcp, int fd);
-/** Close the oldest connection that has not shown the token. @return Whether there is one. */
-bool kvf_tcp_inbound_drop_stranger(kvf_tcp_t *tcp);
+/** Close the oldest connection that has not shown the token, else the oldest one by which nothing
+ * has come that was granted. @return Whether there is one. */
+bool kvf_tcp_inbound_drop(kvf_tcp_t *tcp);
 /** Free what was closed. */
 void kvf_tcp_inbound_reap(kvf_tcp_t *tcp);
 /** Close and free all. */

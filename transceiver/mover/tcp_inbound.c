@@ -14,14 +14,15 @@
 #include <unistd.h>
 #include <utlist.h>
 
-#define MAX_INBOUND 4096U
+#define MAX_PEERS 1024U                  /* connections of theirs */
 #define MAX_STRANGERS 64U                /* that have not shown the token yet */
 #define READ_BYTES (UINT64_C(256) << 10) /* at once: so much is hashed while it is in the cache */
 #define TURN_BYTES (UINT64_C(1) << 20)   /* read before others have their turn */
 
 typedef struct kvf_tcp_inbound {
     kvf_tcp_watch_t watch;
-    bool proven;
+    bool proven; /* it has shown the token */
+    bool useful; /* something came that had a place */
     struct kvf_tcp_inbound *prev, *next;
     /* The preamble, then a frame's head, then its headers: what there is of it, and how long it is
      * to be. 0: the bytes of its chunks are next. */
@@ -36,9 +37,14 @@ typedef struct kvf_tcp_inbound {
 
 static void inbound_close(kvf_tcp_t *tcp, inbound_t *in) {
     if (in->watch.fd >= 0) {
-        tcp->n_unproven -= !in->proven;
-        tcp->n_inbound--;
-        tcp->inbound_ended = true;
+        if (in->proven) {
+            DL_DELETE(tcp->peers, in);
+            tcp->n_peers--;
+        } else {
+            DL_DELETE(tcp->strangers, in);
+            tcp->n_strangers--;
+        }
+        DL_APPEND(tcp->ended, in);
         kvf_tcp_unwatch(tcp, &in->watch);
     }
 }
@@ -49,6 +55,18 @@ static void refuse(kvf_tcp_t *tcp, inbound_t *in, const char *what) {
                 "tcp: closed a connection for data: %s; more are only counted", what);
     }
     inbound_close(tcp, in);
+}
+
+/* Whoever knows the token may have taken all there is, and may have forgotten it. */
+static bool drop_useless(kvf_tcp_t *tcp) {
+    inbound_t *in;
+    DL_FOREACH(tcp->peers, in) {
+        if (!in->useful) {
+            refuse(tcp, in, "it brought nothing, and there are many of these");
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- headers ---- */
@@ -67,8 +85,14 @@ static const char *text_done(kvf_tcp_t *tcp, inbound_t *in) {
         if (!kvf_tcp_preamble_ok(tcp->address.token, in->text)) {
             return "a stranger's";
         }
+        if (tcp->n_peers == MAX_PEERS && !drop_useless(tcp)) {
+            return "there are too many";
+        }
         in->proven = true;
-        tcp->n_unproven--;
+        DL_DELETE(tcp->strangers, in);
+        tcp->n_strangers--;
+        DL_APPEND(tcp->peers, in);
+        tcp->n_peers++;
         in->state = HEAD;
         return NULL;
     case HEAD:
@@ -150,6 +174,7 @@ static uint64_t advance(kvf_tcp_t *tcp, inbound_t *in, uint64_t bytes,
     }
     for (uint32_t i = first; i < in->at; i++) {
         if (!in->dropped[i]) {
+            in->useful = true;
             sink->landed(sink->ctx, &in->chunks[i]);
         }
     }
@@ -208,19 +233,17 @@ static void on_ready(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events) {
 
 void kvf_tcp_inbound_add(kvf_tcp_t *tcp, int fd) {
     const int yes = 1, idle_s = 30, period_s = 10, times = 3;
-    inbound_t *in =
-        tcp->n_inbound >= MAX_INBOUND ? NULL : kvf_calloc(tcp->routes.alloc, 1, sizeof(*in));
+    inbound_t *in = kvf_calloc(tcp->routes.alloc, 1, sizeof(*in));
     if (in == NULL) {
         (void)close(fd);
         return;
     }
-    if (tcp->n_unproven == MAX_STRANGERS) {
-        (void)kvf_tcp_inbound_drop_stranger(tcp);
+    if (tcp->n_strangers == MAX_STRANGERS) {
+        (void)kvf_tcp_inbound_drop(tcp);
     }
     in->watch = (kvf_tcp_watch_t){fd, on_ready};
-    DL_APPEND(tcp->inbound, in);
-    tcp->n_inbound++;
-    tcp->n_unproven++;
+    DL_APPEND(tcp->strangers, in);
+    tcp->n_strangers++;
     /* A machine that went away without a word. */
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
@@ -228,37 +251,33 @@ void kvf_tcp_inbound_add(kvf_tcp_t *tcp, int fd) {
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof(times));
     if (!kvf_tcp_watch(tcp, &in->watch, EPOLLIN)) {
         inbound_close(tcp, in);
+        return;
     }
+    on_ready(tcp, &in->watch, EPOLLIN); /* who has shown the token is none of those that may go */
 }
 
-bool kvf_tcp_inbound_drop_stranger(kvf_tcp_t *tcp) {
-    inbound_t *in;
-    DL_FOREACH(tcp->inbound, in) {
-        if (!in->proven && in->watch.fd >= 0) {
-            refuse(tcp, in, "it says nothing, and there are many of these");
-            return true;
-        }
+bool kvf_tcp_inbound_drop(kvf_tcp_t *tcp) {
+    if (tcp->strangers == NULL) {
+        return drop_useless(tcp);
     }
-    return false;
+    refuse(tcp, tcp->strangers, "it says nothing, and there are many of these");
+    return true;
 }
 
 void kvf_tcp_inbound_reap(kvf_tcp_t *tcp) {
     inbound_t *in, *next;
-    if (tcp->inbound_ended) {
-        tcp->inbound_ended = false;
-        DL_FOREACH_SAFE(tcp->inbound, in, next) {
-            if (in->watch.fd < 0) {
-                DL_DELETE(tcp->inbound, in);
-                kvf_free(tcp->routes.alloc, in);
-            }
-        }
+    DL_FOREACH_SAFE(tcp->ended, in, next) {
+        kvf_free(tcp->routes.alloc, in);
     }
+    tcp->ended = NULL;
 }
 
 void kvf_tcp_inbound_end(kvf_tcp_t *tcp) {
-    inbound_t *in;
-    DL_FOREACH(tcp->inbound, in) {
-        inbound_close(tcp, in);
+    while (tcp->strangers != NULL) {
+        inbound_close(tcp, tcp->strangers);
+    }
+    while (tcp->peers != NULL) {
+        inbound_close(tcp, tcp->peers);
     }
     kvf_tcp_inbound_reap(tcp);
 }

@@ -82,7 +82,7 @@ kvf_status_t kvf_tcp_path_create(kvf_tcp_t *tcp, const kvf_tcp_address_t *to, kv
 
 /* Cut the next frame. Behind a preamble that is still to be sent, or from the start. */
 static void compose(path_t *path) {
-    uint32_t n = path->n_parts == 0 ? 0 : 1, n_chunks = 0;
+    uint32_t n = path->n_parts, n_chunks = 0;
     uint64_t bytes = 0;
     struct iovec *headers = &path->parts[n++];
     while (kvf_queue_waits(&path->route.queue) && n_chunks < KVF_TCP_MAX_CHUNKS &&
@@ -106,7 +106,8 @@ static void compose(path_t *path) {
 
 static bool path_can_send(const kvf_route_t *route) {
     const path_t *path = (const path_t *)route;
-    return !path->blocked && !route->broken && (path->n_jobs > 0 || kvf_queue_waits(&route->queue));
+    return !path->blocked && !route->broken &&
+           (path->n_parts > 0 || kvf_queue_waits(&route->queue));
 }
 
 /* Skip what the kernel took. */
@@ -123,7 +124,8 @@ static void advance(path_t *path, size_t bytes) {
 
 static uint64_t path_send(kvf_route_t *route) {
     path_t *path = (path_t *)route;
-    if (path->n_jobs == 0) {
+    /* A preamble does not wait for bytes: without it we are a stranger. */
+    if (path->n_jobs == 0 && path->at == 0 && kvf_queue_waits(&route->queue)) {
         compose(path);
     }
     const struct msghdr message = {.msg_iov = path->parts + path->at,
