@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver of the core: one libuv loop, one control channel, one mover, on one thread. */
+/* The driver of the core: one libuv loop, one control channel, one or two movers, on one thread. */
 #include "kvmgr/base/failpoint.h"
 #include "transceiver/agent_driver.h"
 
@@ -79,7 +79,7 @@ static bool turn(kvf_loop_t *loop) {
     kvf_driver_set_time(&loop->driver);
     for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
         kvf_mover_t *mover = loop->driver.movers[i];
-        any |= mover->ops->progressmover > 0;
+        any |= mover->ops->progress(mover) > 0;
     }
     any |= kvf_copier_progress(loop->driver.copier) > 0;
     kvf_driver_set_time(&loop->driver);
@@ -160,7 +160,7 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
     if (kvf_core_in_flight(core)) {
         for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
             kvf_mover_t *mover = loop->driver.movers[i];
-            uint64_t most = mover->ops->max_sleep_usmover;
+            uint64_t most = mover->ops->max_sleep_us(mover);
             timeout = most < timeout ? most : timeout;
         }
     }
@@ -175,7 +175,7 @@ uint64_t kvf_loop_timeout_us(kvf_loop_t *loop) {
 static bool prepare_sleep(kvf_loop_t *loop) {
     for (uint32_t i = 0; i < loop->driver.n_movers; i++) {
         kvf_mover_t *mover = loop->driver.movers[i];
-        if (!mover->ops->armmover) {
+        if (!mover->ops->arm(mover)) {
             return false;
         }
     }
