@@ -11,6 +11,7 @@
 #include "transceiver/mover/tcp_wire.h"
 
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -23,8 +24,10 @@ static inline kvf_tcp_address_t address_of(const side_t *side) {
 /* A connection without a mover. */
 static inline int dial(const side_t *side) {
     const kvf_tcp_address_t address = address_of(side);
+    const int yes = 1;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     cr_assert_geq(fd, 0);
+    cr_assert_eq(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes)), 0);
     cr_assert_eq(
         connect(fd, (const struct sockaddr *)&address.at, kvf_tcp_address_length(&address.at)), 0);
     return fd;
@@ -51,8 +54,11 @@ static inline void turn_a_while(side_t *side) {
 
 /* Whether the other end has closed. */
 static inline bool is_closed(int fd) {
-    char byte;
-    ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
+    char bytes[KVF_TCP_TOKEN_BYTES];
+    ssize_t got;
+    do { /* first comes the answer to who knew the token */
+        got = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+    } while (got > 0);
     return got == 0 || (got < 0 && errno != EAGAIN);
 }
 

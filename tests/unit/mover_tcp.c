@@ -348,7 +348,7 @@ Test(mover_tcp, wrong_addresses, .timeout = 60) {
         uint8_t *source = make_source(SLOT_BYTES);
         kvf_piece_t piece = piece_at(source, 0, SLOT_BYTES, 0, 0);
         kvf_window_t window = window_of(&piece, 1);
-        b.address[KVF_TCP_ADDRESS_BYTES - 1] ^= i == 0; /* the token of another incarnation */
+        b.address[20] ^= i == 0; /* the token of another incarnation */
         if (i == 1) {
             b.mover->ops->destroy(b.mover);
         }
@@ -367,7 +367,7 @@ Test(mover_tcp, wrong_addresses, .timeout = 60) {
         a.mover->ops->disconnect(a.mover, 1);
         if (i == 0) {
             cr_expect_eq(kvf_mover_tcp_refused(b.mover), 1);
-            b.address[KVF_TCP_ADDRESS_BYTES - 1] ^= 1;
+            b.address[20] ^= 1;
             expect_to_work(&b);
             side_close(&b);
         } else {
@@ -378,30 +378,57 @@ Test(mover_tcp, wrong_addresses, .timeout = 60) {
     }
 }
 
-/* Who is sent to does not send: a peer that does is cut off. */
-Test(mover_tcp, a_peer_that_answers, .timeout = 60) {
-    struct sockaddr_storage at = loopback();
-    socklen_t bytes = sizeof(at);
-    uint8_t address[KVF_TCP_ADDRESS_BYTES];
-    kvf_tcp_address_t to = {.at = loopback()};
-    side_t a;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    cr_assert_eq(bind(listener, (struct sockaddr *)&at, kvf_tcp_address_length(&at)), 0);
-    cr_assert_eq(listen(listener, 1), 0);
-    cr_assert_eq(getsockname(listener, (struct sockaddr *)&to.at, &bytes), 0);
-    kvf_tcp_address_write(&to, address);
-    side_open(&a, OWN_TCP);
-    side_connect(&a, 1, address, sizeof(address));
-    int fd = accept(listener, NULL, NULL);
-    send_all(fd, "thanks", 6);
-    uint64_t end = now_us() + 10000000;
-    while (a.n_broken == 0 && now_us() < end) {
-        (void)turn(&a);
+/* Somebody else listens at a peer's address, or the peer says too much: no byte of a page leaves
+ * before the answer, and none after a wrong one. */
+Test(mover_tcp, who_listens, .timeout = 60) {
+    static const struct {
+        const char *says;
+        size_t bytes;
+        bool broken, sent;
+    } cases[] = {{"", 0, false, false},
+                 {"0123456789abcde", 15, false, false},
+                 {"0123456789abcdeF", 16, true, false},
+                 {"0123456789abcdef", 16, false, true},
+                 {"0123456789abcdefg", 17, true, false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct sockaddr_storage at = loopback();
+        socklen_t bytes = sizeof(at);
+        uint8_t address[KVF_TCP_ADDRESS_BYTES], came[256];
+        kvf_tcp_address_t to = {.answer = "0123456789abcde"};
+        side_t a;
+        int listener = socket(AF_INET, SOCK_STREAM, 0);
+        to.answer[15] = 'f';
+        cr_assert_eq(bind(listener, (struct sockaddr *)&at, kvf_tcp_address_length(&at)), 0);
+        cr_assert_eq(listen(listener, 1), 0);
+        cr_assert_eq(getsockname(listener, (struct sockaddr *)&to.at, &bytes), 0);
+        kvf_tcp_address_write(&to, address);
+        side_open(&a, OWN_TCP);
+        side_connect(&a, 1, address, sizeof(address));
+        uint8_t *source = make_source(1000);
+        kvf_piece_t piece = piece_at(source, 0, 1000, 0, 0);
+        kvf_window_t window = window_of(&piece, 1);
+        cr_assert_eq(a.mover->ops->post(a.mover, &window), KVF_OK);
+        int fd = accept(listener, NULL, NULL);
+        turn_a_while(&a);
+        cr_expect_eq(recv(fd, came, sizeof(came), 0), KVF_TCP_PREAMBLE_BYTES);
+        if (cases[i].bytes > 0) {
+            send_all(fd, cases[i].says, cases[i].bytes);
+        }
+        turn_a_while(&a);
+        cr_expect_eq(a.n_broken, cases[i].broken, "%zu", i);
+        cr_expect_eq(a.n_moved, cases[i].broken || cases[i].sent, "%zu", i);
+        cr_expect_eq(a.n_lost, cases[i].broken, "%zu", i);
+        cr_expect_eq(recv(fd, came, sizeof(came), MSG_DONTWAIT) > 0, cases[i].sent, "%zu", i);
+        if (cases[i].sent) { /* and then nothing else is to come */
+            send_all(fd, "x", 1);
+            turn_a_while(&a);
+            cr_expect_eq(a.n_broken, 1);
+        }
+        close(fd);
+        close(listener);
+        side_close(&a);
+        free(source);
     }
-    cr_expect_eq(a.n_broken, 1);
-    close(fd);
-    close(listener);
-    side_close(&a);
 }
 
 Test(mover_tcp, without_memory, .timeout = 60) {

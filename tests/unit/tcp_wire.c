@@ -17,6 +17,7 @@ static kvf_tcp_address_t address_of(const char *host, uint16_t port) {
     }
     for (size_t i = 0; i < sizeof(address.token); i++) {
         address.token[i] = (uint8_t)(0xA0 + i);
+        address.answer[i] = (uint8_t)(0x50 + i);
     }
     return address;
 }
@@ -24,9 +25,10 @@ static kvf_tcp_address_t address_of(const char *host, uint16_t port) {
 /* The bytes are those of the format, not what the writer makes of them. */
 Test(tcp_wire, address) {
     static const uint8_t want4[KVF_TCP_ADDRESS_BYTES] = {
-        1,    4,    0x39, 0x30, 127,  0,    0,    2,    0,    0,    0,    0,
-        0,    0,    0,    0,    0,    0,    0,    0,    0xA0, 0xA1, 0xA2, 0xA3,
-        0xA4, 0xA5, 0xA6, 0xA7, 0xA8, 0xA9, 0xAA, 0xAB, 0xAC, 0xAD, 0xAE, 0xAF};
+        1,    4,    0x39, 0x30, 127,  0,    0,    2,    0,    0,    0,    0,    0,
+        0,    0,    0,    0,    0,    0,    0,    0xA0, 0xA1, 0xA2, 0xA3, 0xA4, 0xA5,
+        0xA6, 0xA7, 0xA8, 0xA9, 0xAA, 0xAB, 0xAC, 0xAD, 0xAE, 0xAF, 0x50, 0x51, 0x52,
+        0x53, 0x54, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5D, 0x5E, 0x5F};
     static const char *const hosts[] = {"127.0.0.2", "::1"};
     uint8_t bytes[KVF_TCP_ADDRESS_BYTES];
     for (size_t i = 0; i < 2; i++) {
@@ -38,6 +40,7 @@ Test(tcp_wire, address) {
                      i == 0 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
         cr_expect_eq(memcmp(&back.at, &address.at, kvf_tcp_address_length(&back.at)), 0);
         cr_expect_arr_eq(back.token, address.token, sizeof(back.token));
+        cr_expect_arr_eq(back.answer, address.answer, sizeof(back.answer));
         if (i == 0) {
             cr_expect_arr_eq(bytes, want4, sizeof(bytes));
         }
@@ -75,7 +78,7 @@ Test(tcp_wire, addresses_that_are_none) {
     }
 }
 
-Test(tcp_wire, preamble) {
+Test(tcp_wire, preamble_and_answer) {
     const kvf_tcp_address_t address = address_of("127.0.0.1", 1);
     uint8_t bytes[KVF_TCP_PREAMBLE_BYTES];
     kvf_tcp_preamble_write(address.token, bytes);
@@ -89,6 +92,8 @@ Test(tcp_wire, preamble) {
         cr_expect_not(kvf_tcp_preamble_ok(address.token, bytes), "bit %zu", bit);
         bytes[bit / 8] ^= (uint8_t)(1U << bit % 8);
     }
+    cr_expect(kvf_tcp_answer_ok(address.answer, address.answer));
+    cr_expect_not(kvf_tcp_answer_ok(address.answer, address.token));
 }
 
 Test(tcp_wire, heads_and_headers) {

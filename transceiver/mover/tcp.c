@@ -224,6 +224,7 @@ kvf_status_t kvf_mover_tcp_create(const struct sockaddr_storage *host, const kvf
     tcp->routes.alloc = alloc;
     tcp->routes.sink = *sink;
     rand->fill(rand->ctx, tcp->address.token, sizeof(tcp->address.token));
+    rand->fill(rand->ctx, tcp->address.answer, sizeof(tcp->address.answer));
     if (!start_listening(tcp, host)) {
         (void)kvf_fail(detail, KVF_ERR_IO, "no port for connections of data: %s", strerror(errno));
         tcp_destroy(&tcp->base);

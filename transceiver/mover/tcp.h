@@ -8,9 +8,10 @@
  * agents. The receiver reads the headers, asks the sink for the places, and lets the kernel write
  * the bytes there: nothing is copied besides, and nothing is written without a grant.
  *
- * A connection belongs to whoever dialled it and sends; nothing comes back over it. What a stranger
- * sends is not read further than its first 32 bytes: they must hold the token that this mover's
- * address names, and only peers are told that.
+ * A connection belongs to whoever dialled it and sends; nothing comes back over it but an answer.
+ * What a stranger sends is not read further than its first 32 bytes: they must hold the token that
+ * this mover's address names; and nobody is sent a chunk who does not answer with another token of
+ * the address. Only peers are told both.
  *
  * Death of a peer: the kernel tells, and broken is called within milliseconds. A stopped peer is
  * never noticed here.

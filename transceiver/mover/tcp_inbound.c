@@ -85,6 +85,10 @@ static const char *text_done(kvf_tcp_t *tcp, inbound_t *in) {
         if (!kvf_tcp_preamble_ok(tcp->address.token, in->text)) {
             return "a stranger's";
         }
+        if (send(in->watch.fd, tcp->address.answer, KVF_TCP_TOKEN_BYTES, MSG_NOSIGNAL) !=
+            KVF_TCP_TOKEN_BYTES) {
+            return "it has gone";
+        }
         if (tcp->n_peers == MAX_PEERS && !drop_useless(tcp)) {
             return "there are too many";
         }

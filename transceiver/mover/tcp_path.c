@@ -18,11 +18,14 @@ typedef struct path {
     kvf_route_t route;
     kvf_tcp_watch_t watch;
     kvf_tcp_t *tcp;
-    bool blocked; /* until the socket takes more; at first until it is connected */
-    /* What is being sent: parts[at..n_parts), of which the first two may be the preamble and the
-     * headers; and whom to settle when all of it is with the kernel. */
+    bool blocked;  /* until the socket takes more; at first until it is connected */
+    bool accepted; /* the answer has come: frames may leave */
+    uint8_t wanted[KVF_TCP_TOKEN_BYTES], answer[KVF_TCP_TOKEN_BYTES]; /* and what there is of it */
+    size_t n_answer;
+    /* What is being sent: parts[at..n_parts), the preamble or a frame; and whom to settle when all
+     * of it is with the kernel. */
     uint32_t at, n_parts, n_jobs;
-    struct iovec parts[2 + KVF_TCP_MAX_CHUNKS];
+    struct iovec parts[1 + KVF_TCP_MAX_CHUNKS];
     kvf_queue_job_t *jobs[KVF_TCP_MAX_CHUNKS];
     uint8_t preamble[KVF_TCP_PREAMBLE_BYTES];
     uint8_t headers[KVF_TCP_HEAD_BYTES + KVF_TCP_MAX_CHUNKS * KVF_CHUNK_HEADER_BYTES];
@@ -35,18 +38,43 @@ static void break_path(path_t *path, const char *what, int error) {
     kvf_route_break(&path->route, text);
 }
 
+/* Nothing is to come but the answer; or the end. */
+static void read_answer(path_t *path) {
+    uint8_t text[KVF_TCP_TOKEN_BYTES + 1];
+    size_t want = KVF_TCP_TOKEN_BYTES - path->n_answer;
+    ssize_t got = read(path->watch.fd, text, want + 1);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    if (got <= 0) {
+        break_path(path, "the peer closed its connection for data", 0);
+        return;
+    }
+    if ((size_t)got <= want) {
+        memcpy(path->answer + path->n_answer, text, (size_t)got);
+        path->n_answer += (size_t)got;
+    }
+    if ((size_t)got > want ||
+        (path->n_answer == KVF_TCP_TOKEN_BYTES && !kvf_tcp_answer_ok(path->wanted, path->answer))) {
+        break_path(path, "who listens at the peer's address for data is not the peer", 0);
+        return;
+    }
+    path->accepted = path->n_answer == KVF_TCP_TOKEN_BYTES;
+}
+
 static void on_ready(kvf_tcp_t *tcp, kvf_tcp_watch_t *watch, uint32_t events) {
     path_t *path = (path_t *)(void *)((uint8_t *)watch - offsetof(path_t, watch));
     (void)tcp;
+    path->blocked &= (events & EPOLLOUT) == 0;
     if ((events & (EPOLLERR | EPOLLHUP)) != 0) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         (void)getsockopt(watch->fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
         break_path(path, "the connection for data broke", error);
-    } else if ((events & (EPOLLIN | EPOLLRDHUP)) != 0) { /* nothing is to come here */
+    } else if ((events & EPOLLRDHUP) != 0) {
         break_path(path, "the peer closed its connection for data", 0);
-    } else {
-        path->blocked = false;
+    } else if ((events & EPOLLIN) != 0) {
+        read_answer(path);
     }
 }
 
@@ -73,6 +101,7 @@ kvf_status_t kvf_tcp_path_create(kvf_tcp_t *tcp, const kvf_tcp_address_t *to, kv
         kvf_free(tcp->routes.alloc, path);
         return KVF_ERR_IO;
     }
+    memcpy(path->wanted, to->answer, sizeof(path->wanted));
     kvf_tcp_preamble_write(to->token, path->preamble);
     path->parts[0] = (struct iovec){path->preamble, sizeof(path->preamble)};
     path->n_parts = 1;
@@ -80,11 +109,10 @@ kvf_status_t kvf_tcp_path_create(kvf_tcp_t *tcp, const kvf_tcp_address_t *to, kv
     return KVF_OK;
 }
 
-/* Cut the next frame. Behind a preamble that is still to be sent, or from the start. */
+/* Cut the next frame. */
 static void compose(path_t *path) {
-    uint32_t n = path->n_parts, n_chunks = 0;
+    uint32_t n_chunks = 0;
     uint64_t bytes = 0;
-    struct iovec *headers = &path->parts[n++];
     while (kvf_queue_waits(&path->route.queue) && n_chunks < KVF_TCP_MAX_CHUNKS &&
            bytes < FRAME_BYTES) {
         kvf_chunk_t chunk;
@@ -93,21 +121,20 @@ static void compose(path_t *path) {
             kvf_queue_cut(&path->route.queue, KVF_TCP_CHUNK_BYTES, &chunk, &source);
         kvf_chunk_encode(&chunk, path->headers + KVF_TCP_HEAD_BYTES +
                                      (size_t)n_chunks * KVF_CHUNK_HEADER_BYTES);
-        path->parts[n++] = (struct iovec){(void *)(uintptr_t)source, (size_t)chunk.bytes};
+        path->parts[++n_chunks] = (struct iovec){(void *)(uintptr_t)source, (size_t)chunk.bytes};
         bytes += chunk.bytes;
-        n_chunks++;
     }
     kvf_tcp_head_write(n_chunks, path->headers);
-    *headers = (struct iovec){path->headers,
-                              KVF_TCP_HEAD_BYTES + (size_t)n_chunks * KVF_CHUNK_HEADER_BYTES};
-    path->n_parts = n;
+    path->parts[0] = (struct iovec){path->headers,
+                                    KVF_TCP_HEAD_BYTES + (size_t)n_chunks * KVF_CHUNK_HEADER_BYTES};
+    path->n_parts = 1 + n_chunks;
     path->n_jobs = n_chunks;
 }
 
 static bool path_can_send(const kvf_route_t *route) {
     const path_t *path = (const path_t *)route;
     return !path->blocked && !route->broken &&
-           (path->n_parts > 0 || kvf_queue_waits(&route->queue));
+           (path->n_parts > 0 || (path->accepted && kvf_queue_waits(&route->queue)));
 }
 
 /* Skip what the kernel took. */
@@ -124,8 +151,7 @@ static void advance(path_t *path, size_t bytes) {
 
 static uint64_t path_send(kvf_route_t *route) {
     path_t *path = (path_t *)route;
-    /* A preamble does not wait for bytes: without it we are a stranger. */
-    if (path->n_jobs == 0 && path->at == 0 && kvf_queue_waits(&route->queue)) {
+    if (path->n_parts == 0) {
         compose(path);
     }
     const struct msghdr message = {.msg_iov = path->parts + path->at,

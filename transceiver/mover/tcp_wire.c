@@ -31,6 +31,7 @@ void kvf_tcp_address_write(const kvf_tcp_address_t *address, uint8_t out[KVF_TCP
     kvf_write_u16(&w, port);
     kvf_write_bytes(&w, host, sizeof(host));
     kvf_write_bytes(&w, address->token, sizeof(address->token));
+    kvf_write_bytes(&w, address->answer, sizeof(address->answer));
 }
 
 kvf_status_t kvf_tcp_address_read(const void *in, size_t bytes, kvf_tcp_address_t *address_p,
@@ -47,6 +48,7 @@ kvf_status_t kvf_tcp_address_read(const void *in, size_t bytes, kvf_tcp_address_
     uint16_t port = kvf_read_u16(&r);
     memcpy(host, kvf_read_bytes(&r, sizeof(host)), sizeof(host));
     memcpy(address.token, kvf_read_bytes(&r, sizeof(address.token)), sizeof(address.token));
+    memcpy(address.answer, kvf_read_bytes(&r, sizeof(address.answer)), sizeof(address.answer));
     if (version != VERSION || port == 0 || (family != 4 && family != 6)) {
         return kvf_fail(detail, KVF_ERR_INVALID,
                         "a tcp address of version %u, family %u, port %u: run the same version on "
@@ -84,14 +86,24 @@ void kvf_tcp_preamble_write(const uint8_t token[KVF_TCP_TOKEN_BYTES],
     memcpy(out + sizeof(preamble_start), token, KVF_TCP_TOKEN_BYTES);
 }
 
-bool kvf_tcp_preamble_ok(const uint8_t token[KVF_TCP_TOKEN_BYTES],
-                         const uint8_t in[KVF_TCP_PREAMBLE_BYTES]) {
-    uint8_t want[KVF_TCP_PREAMBLE_BYTES], differ = 0;
-    kvf_tcp_preamble_write(token, want);
-    for (size_t i = 0; i < sizeof(want); i++) {
-        differ |= in[i] ^ want[i];
+static bool equal(const uint8_t *a, const uint8_t *b, size_t bytes) {
+    uint8_t differ = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        differ |= a[i] ^ b[i];
     }
     return differ == 0;
+}
+
+bool kvf_tcp_preamble_ok(const uint8_t token[KVF_TCP_TOKEN_BYTES],
+                         const uint8_t in[KVF_TCP_PREAMBLE_BYTES]) {
+    uint8_t want[KVF_TCP_PREAMBLE_BYTES];
+    kvf_tcp_preamble_write(token, want);
+    return equal(in, want, sizeof(want));
+}
+
+bool kvf_tcp_answer_ok(const uint8_t answer[KVF_TCP_TOKEN_BYTES],
+                       const uint8_t in[KVF_TCP_TOKEN_BYTES]) {
+    return equal(in, answer, KVF_TCP_TOKEN_BYTES);
 }
 
 void kvf_tcp_head_write(uint32_t n, uint8_t out[KVF_TCP_HEAD_BYTES]) {
