@@ -3,6 +3,7 @@
 #include "tests/support/tcp_dial.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -112,6 +113,7 @@ Test(mover_tcp_ends, forked, .timeout = 60) {
     turn_a_while(&b);
     pid_t child = fork();
     if (child == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also if the test fails */
         (void)pause();
         _exit(0);
     }
