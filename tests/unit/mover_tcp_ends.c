@@ -56,6 +56,26 @@ Test(mover_tcp_ends, many_strangers, .timeout = 60) {
     side_close(&b);
 }
 
+/* They come all at once, behind a peer whose token lies there unread. */
+Test(mover_tcp_ends, a_peer_before_strangers, .timeout = 60) {
+    enum { N = 100 };
+    int fds[N];
+    side_t b;
+    side_open(&b, OWN_TCP);
+    int peer = dial_proven(&b);
+    for (int i = 0; i < N; i++) {
+        fds[i] = dial(&b);
+    }
+    turn_a_while(&b);
+    cr_expect_not(is_closed(peer));
+    cr_expect(is_closed(fds[0]));
+    for (int i = 0; i < N; i++) {
+        close(fds[i]);
+    }
+    close(peer);
+    side_close(&b);
+}
+
 /* Peers that are connected and have nothing to send yet are no strangers, however many there are
  * of both. */
 Test(mover_tcp_ends, idle_peers_stay, .timeout = 60) {
