@@ -24,8 +24,8 @@ typedef struct kvf_tcp_inbound {
     bool proven; /* it has shown the token */
     bool useful; /* something came that had a place */
     struct kvf_tcp_inbound *prev, *next;
-    /* The preamble, then a frame's head, then its headers: what there is of it, and how long it is
-     * to be. 0: the bytes of its chunks are next. */
+    /* What is next, and as far as it has come: the preamble, then a frame's head, its headers; the
+     * bytes of its chunks go to their places. */
     uint8_t text[KVF_TCP_MAX_CHUNKS * KVF_CHUNK_HEADER_BYTES];
     enum { PREAMBLE, HEAD, HEADERS, DATA } state;
     size_t have;

@@ -42,8 +42,11 @@ static void break_path(path_t *path, const char *what, int error) {
 static void read_answer(path_t *path) {
     uint8_t text[KVF_TCP_TOKEN_BYTES + 1];
     size_t want = KVF_TCP_TOKEN_BYTES - path->n_answer;
-    ssize_t got = read(path->watch.fd, text, want + 1);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    ssize_t got;
+    do { /* it is told of once */
+        got = read(path->watch.fd, text, want + 1);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && errno == EAGAIN) {
         return;
     }
     if (got <= 0) {
