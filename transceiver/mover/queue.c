@@ -6,7 +6,7 @@
 #include <utlist.h>
 
 void kvf_queue_init(kvf_queue_t *queue) {
-    *queue = (kvf_queue_t){NULL};
+    memset(queue, 0, sizeof(*queue));
     for (uint32_t i = 0; i < KVF_QUEUE_WINDOWS; i++) {
         DL_APPEND(queue->free, &queue->jobs[i]);
     }
