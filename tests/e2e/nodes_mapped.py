@@ -141,6 +141,15 @@ class MappedTest(ClusterTest):
             self.finish()
             self.nodes.clear()
 
+    def test_nothing_in_common(self):
+        prefill = self.node("prefill", mover__kind="ucx", limits__lease_ms="1000", **SHM)
+        decode = self.node("decode", mover__kind="tcp", **SHM)
+        first = prefill.prefill("no", 700)
+        reply = decode.decode("no", first.json["kv_transfer_params"])
+        self.assertEqual(reply.error, (422, "incompatible"), reply)
+        self.assertIn("mover.kind", reply.json["message"])
+        self.finish()
+
     def test_one_side_has_pools_of_its_own(self):
         for role in ("prefill", "decode"):
             nodes = [self.node(each, pool__memory="host" if each == role else "shm") for each in ("prefill", "decode")]
