@@ -46,8 +46,7 @@ static const kvf_key_t keys[] = {
      LIST("host", "shm", "cuda"), AT(memory)},
     {"pool.device_alloc", KVF_KEY_CHOICE, "malloc", NULL,
      "of pools of cuda: malloc, cudaMalloc(); vmm, the driver's virtual memory, which peers on "
-     "this "
-     "machine map for reading alone",
+     "this machine map for reading alone",
      0, 0, LIST("malloc", "vmm"), AT(device_alloc)},
     {"pool.zero_freed", KVF_KEY_BOOL, "false", NULL,
      "pages of a request that has ended are overwritten with zeros before another one gets them, "

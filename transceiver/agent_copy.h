@@ -41,6 +41,9 @@ void kvf_copier_have_done(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_
 uint8_t *kvf_copier_page(const kvf_copier_t *copier, uint32_t group_idx, int32_t slot,
                          uint64_t off);
 
+/** Post a window on its mover. @return As kvf_mover_ops_t.post. */
+KVF_CHECK kvf_status_t kvf_copier_carry(const kvf_copier_t *copier, kvf_window_t *window);
+
 /* ---- agent_device.c ---- */
 
 /** @param n  Threads of the crew. @return KVF_OK; KVF_ERR_NO_MEMORY; KVF_ERR_IO. */
@@ -60,8 +63,6 @@ void kvf_device_mapped(kvf_copier_t *copier, uint64_t peer);
 /** No job for this peer is begun any more; its pools are closed, then given back, when the last one
  * is done. */
 void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
-/** Post a window on its mover. @return As kvf_mover_ops_t.post. */
-KVF_CHECK kvf_status_t kvf_copier_carry(const kvf_copier_t *copier, kvf_window_t *window);
 /** Post what the mover had no room for. @return How many. */
 unsigned kvf_device_progress(kvf_copier_t *copier);
 

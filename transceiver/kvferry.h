@@ -212,7 +212,7 @@ KVF_API KVF_CHECK kvf_status_t kvf_pool_create(kvf_agent_t *agent, const kvf_poo
                                                kvf_pool_t **pool_p, kvf_detail_t *detail);
 
 /**
- * Make a pool of memory that you have: host (peers reach it through ucx alone), or cuda, of one
+ * Make a pool of memory that you have: host (peers reach it by tcp or ucx alone), or cuda, of one
  * allocation by cudaMalloc() or a part of it, or of mappings of virtual memory (cuMemMap()). Device
  * memory that cannot be opened by another process costs a warning, and what moves to and from peers
  * on this machine goes through the CPU's memory: memory from a pool of cudaMallocAsync(), say;

@@ -74,7 +74,7 @@ kvf_status_t kvf_peer_pack_hello(kvf_peer_t *peer, const kvf_hello_binding_t *bo
 
 /* The mover that both have and that stands highest in both lists together; if two stand equally,
  * the first by name. So both ends come to the same. @return false: there is none. */
-static bool choose_mover(const kvf_core_t *core, const Kvf__Wire__Hello *hello, uint32_t *idx_p) {
+static bool agree_on_mover(const kvf_core_t *core, const Kvf__Wire__Hello *hello, uint32_t *idx_p) {
     size_t best = SIZE_MAX;
     for (uint32_t i = 0; i < core->config.n_movers; i++) {
         const char *name = core->config.mover_names[i];
@@ -135,7 +135,7 @@ static kvf_status_t check_compatible(const kvf_core_t *core, const Kvf__Wire__He
                         hello->n_regions, ours->n_groups);
     }
     uint32_t mover_idx;
-    if (!choose_mover(core, hello, &mover_idx)) {
+    if (!agree_on_mover(core, hello, &mover_idx)) {
         return kvf_fail(detail, KVF_ERR_INCOMPATIBLE,
                         "no common mover: one side has %s, the other %s; give both the same "
                         "mover.kind, or auto",
@@ -165,7 +165,7 @@ static kvf_status_t keep_address(const kvf_core_t *core, const Kvf__Wire__Hello 
 static kvf_status_t peer_fill(kvf_peer_t *peer, const Kvf__Wire__Hello *hello) {
     kvf_core_t *core = peer->core;
     if (peer->mover_address == NULL) { /* its paths are by that one from now on */
-        (void)choose_mover(core, hello, &peer->mover_idx);
+        (void)agree_on_mover(core, hello, &peer->mover_idx);
     }
     if (keep_address(core, hello, kvf_peer_mover_name(peer), &peer->mover_address,
                      &peer->mover_address_bytes) != KVF_OK ||

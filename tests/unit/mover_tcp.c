@@ -226,6 +226,13 @@ static void open_judged(side_t *side, judge_t *judge) {
                  KVF_OK);
 }
 
+static void close_judged(side_t *side, judge_t *judge, uint8_t *before, int fd) {
+    close(fd);
+    side->mover->ops->destroy(side->mover);
+    free(before);
+    free(judge->later);
+}
+
 static void expect_bytes(const uint8_t *slots, int slot, uint64_t from, uint64_t end,
                          const uint8_t *want) {
     for (uint64_t i = from; i < end; i++) {
@@ -267,10 +274,7 @@ Test(mover_tcp, a_refusal_makes_places_void, .timeout = 60) {
         }
     }
     expect_bytes(before, 3, 0, 65536, NULL);
-    close(fd);
-    b.mover->ops->destroy(b.mover);
-    free(before);
-    free(judge.later);
+    close_judged(&b, &judge, before, fd);
     free(source);
 }
 
@@ -297,10 +301,7 @@ Test(mover_tcp, void_places_get_nothing, .timeout = 60) {
     }
     /* One leaf: its hash is that of which the digest is the hash. */
     cr_expect_eq(kvf_digest_of_hashes(judge.leaves[1], 1000), kvf_digest(source + 1000, 1000));
-    close(fd);
-    b.mover->ops->destroy(b.mover);
-    free(before);
-    free(judge.later);
+    close_judged(&b, &judge, before, fd);
     free(source);
 }
 
@@ -330,10 +331,7 @@ Test(mover_tcp, revoked_in_the_middle, .timeout = 60) {
     expect_bytes(judge.later, 0, 0, 65536, NULL);
     expect_bytes(judge.later, 1, 7, 50007, source + 50000);
     cr_expect_eq(kvf_digest_of_hashes(judge.leaves[1], 50000), kvf_digest(source + 50000, 50000));
-    close(fd);
-    b.mover->ops->destroy(b.mover);
-    free(before);
-    free(judge.later);
+    close_judged(&b, &judge, before, fd);
     free(source);
 }
 
