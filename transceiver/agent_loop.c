@@ -86,6 +86,8 @@ static bool turn(kvf_loop_t *loop) {
     kvf_core_tick(core);
     any |= kvf_core_pump(core);
     any |= kvf_core_deliver(core);
+    /* Last: who has waited for a result need not wait for what a peer is told. */
+    kvf_control_flush(loop->driver.control);
     return any || loop->driver.events != before;
 }
 
@@ -278,6 +280,12 @@ static kvf_status_t make_movers(kvf_loop_t *loop, const kvf_mover_sink_t *sink,
     return KVF_OK;
 }
 
+#ifdef KVF_FAIL_POINTS
+static void flush_control(void *control) {
+    kvf_control_flush(control);
+}
+#endif
+
 /* Everything that belongs to the driving thread. */
 static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
     kvf_agent_t *agent = loop->driver.agent;
@@ -326,7 +334,8 @@ static kvf_status_t loop_open(kvf_loop_t *loop, kvf_detail_t *detail) {
         goto err_close;
     }
 #ifdef KVF_FAIL_POINTS
-    kvf_fail_cut_ctx = loop->driver.control;
+    kvf_fail_control = loop->driver.control;
+    kvf_fail_flush = flush_control;
     kvf_fail_cut = kvf_control_cut;
 #endif
     return KVF_OK;
@@ -457,10 +466,19 @@ void kvf_loop_destroy(kvf_loop_t *loop) {
 
 void kvf_loop_call(kvf_loop_t *loop, void (*fn)(void *arg), void *arg) {
     loop_call_t call = {fn, arg, false, NULL};
-    if (!loop->threaded || pthread_equal(pthread_self(), loop->thread)) {
+    if (!loop->threaded) {
+        sigset_t before;
+        block_sigpipe(&before);
         kvf_driver_set_time(&loop->driver);
         fn(arg);
-        loop->awake = !loop->threaded; /* there may be something to post or to deliver */
+        kvf_control_flush(loop->driver.control);
+        restore_sigpipe(&before);
+        loop->awake = true; /* there may be something to post or to deliver */
+        return;
+    }
+    if (pthread_equal(pthread_self(), loop->thread)) { /* in an event */
+        kvf_driver_set_time(&loop->driver);
+        fn(arg);
         return;
     }
     (void)pthread_mutex_lock(&loop->lock);

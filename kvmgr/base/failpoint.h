@@ -28,9 +28,11 @@ typedef enum kvf_fail_point {
 /** A point is passed; the test's part of the program decides what happens. @thread agent */
 void kvf_fail_point(kvf_fail_point_t point);
 
-/** How to break all control connections, as a network would; set by the agent's loop. */
-extern void (*kvf_fail_cut)(void *ctx);
-extern void *kvf_fail_cut_ctx;
+/** How to write what was said before the point is passed, and how to break all control connections,
+ * as a network would; set by the agent's loop. */
+extern void (*kvf_fail_flush)(void *control);
+extern void (*kvf_fail_cut)(void *control);
+extern void *kvf_fail_control;
 
 #define KVF_FAIL_POINT(name) kvf_fail_point(KVF_FAIL_POINT_##name)
 #else

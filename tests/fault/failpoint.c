@@ -17,8 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-void (*kvf_fail_cut)(void *ctx);
-void *kvf_fail_cut_ctx;
+void (*kvf_fail_flush)(void *control);
+void (*kvf_fail_cut)(void *control);
+void *kvf_fail_control;
 
 static const char *const points[] = {
 #define POINT_NAME(name, text) #name,
@@ -57,9 +58,10 @@ void kvf_fail_point(kvf_fail_point_t point) {
     }
     (void)dprintf(STDERR_FILENO, "fail point %s, pass %lu: %s\n", points[point], passes,
                   actions[chosen_action]);
+    kvf_fail_flush(kvf_fail_control); /* "after" something was said, it has left */
     if (chosen_action < sizeof(signals) / sizeof(signals[0])) {
         (void)kill(getpid(), signals[chosen_action]);
     } else {
-        kvf_fail_cut(kvf_fail_cut_ctx);
+        kvf_fail_cut(kvf_fail_control);
     }
 }

@@ -29,7 +29,7 @@ Test(control, ten_mib_both_ways_in_odd_pieces) {
             cr_assert_eq(send_piece(from, from->opened_conn, data, bytes), KVF_OK);
             *at += bytes;
         }
-        uv_run(&loop, UV_RUN_NOWAIT);
+        turn();
     }
     cr_assert_eq(a.bytes, total);
     cr_assert_eq(b.bytes, total);
@@ -235,6 +235,33 @@ Test(control, small_messages_are_not_delayed) {
     RUN_UNTIL(a.opened == 1 && b.opened == 1);
     cr_assert_eq(count_nodelay(port_of(kvf_control_address(b.control))), 2);
     finish(&a, &b);
+}
+
+/* What is sent waits for a flush, in order, until it is much, or many. */
+Test(control, messages_leave_together) {
+    side_t a = {0}, none = {0};
+    create(&a, "127.0.0.1:0", 4);
+    int fd = stranger(&a);
+    RUN_UNTIL(a.opened == 1);
+    static uint8_t got[65536];
+    for (uint64_t i = 0; i < 5; i++) {
+        cr_assert_eq(send_piece(&a, a.opened_conn, piece(0, 100 * i, 100), 100), KVF_OK);
+    }
+    cr_assert_not(readable(fd));
+    kvf_control_flush(a.control);
+    cr_assert_eq(recv(fd, got, sizeof(got), 0), 500);
+    for (uint64_t i = 0; i < 500; i++) {
+        cr_assert_eq(got[i], byte_at(0, i));
+    }
+    cr_assert_eq(send_piece(&a, a.opened_conn, piece(0, 0, 20000), 20000), KVF_OK);
+    cr_assert_eq(recv(fd, got, 20000, MSG_WAITALL), 20000);
+    for (int i = 0; i < 32; i++) {
+        cr_assert_not(readable(fd));
+        cr_assert_eq(send_piece(&a, a.opened_conn, piece(0, 0, 1), 1), KVF_OK);
+    }
+    cr_assert_eq(recv(fd, got, 32, MSG_WAITALL), 32);
+    close(fd);
+    finish(&a, &none);
 }
 
 /* A conversation whose n-th allocation fails; returns whether all of it could be had. */

@@ -88,6 +88,7 @@ Test(control_ends, last_words_before_a_reset_are_read) {
     kvf_free(&memory.table, words);
     /* Unread input makes the kernel reset the connection; our next write fails. */
     cr_assert_eq(send_piece(&a, a.opened_conn, piece(9, 0, 100), 100), KVF_OK);
+    kvf_control_flush(a.control);
     while (!readable(fd)) {
         usleep(50);
     }
@@ -109,7 +110,7 @@ Test(control_ends, peer_that_never_reads) {
         kvf_status_t status = send_piece(&a, a.opened_conn, piece(0, 0, 65536), 65536);
         cr_assert_eq(status, KVF_OK);
         sent += 65536;
-        uv_run(&loop, UV_RUN_NOWAIT);
+        turn();
     }
     cr_assert_gt(sent, BACKLOG_BYTES);
     cr_assert(strstr(a.why, "does not read") != NULL, "%s", a.why);
@@ -247,6 +248,20 @@ Test(control_ends, destroy_in_the_middle_of_everything) {
     close(unwanted);
     close(closed_port);
     finish(&a, &b);
+}
+
+Test(control_ends, destroy_writes_what_was_sent) {
+    side_t a = {0}, none = {0};
+    create(&a, "127.0.0.1:0", 4);
+    int fd = stranger(&a);
+    RUN_UNTIL(a.opened == 1);
+    cr_assert_eq(send_piece(&a, a.opened_conn, piece(0, 0, 1000), 1000), KVF_OK);
+    cr_assert_not(readable(fd));
+    destroy(&a);
+    uint8_t got[1001];
+    cr_assert_eq(recv(fd, got, sizeof(got), 0), 1000);
+    close(fd);
+    finish(&a, &none);
 }
 
 /* Destroy and close inside each event. */

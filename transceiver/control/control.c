@@ -14,8 +14,13 @@
 #define FLUSH_MS 1000u
 #define LISTEN_BACKLOG 128
 #define WHY_BYTES 128
+/* Of so many messages or bytes a batch is not held back: the other end can begin. */
+#define BATCH_MESSAGES 32
+#define BATCH_BYTES (16u << 10)
 
 typedef enum conn_state { CONN_DIALLING, CONN_OPEN, CONN_CLOSING } conn_state_t;
+
+typedef struct batch batch_t;
 
 typedef struct conn {
     uv_tcp_t tcp;
@@ -29,14 +34,19 @@ typedef struct conn {
     bool inbound;
     bool silent;      /* no event any more: closed by us, or never told */
     unsigned handles; /* libuv still has: tcp, flush_timer */
+    batch_t *batch;   /* what is not written yet, or NULL */
+    struct conn *batch_next;
     char why[WHY_BYTES];
 } conn_t;
 
-typedef struct write {
+/* Messages of a connection that one system call writes. */
+struct batch {
     uv_write_t req;
     conn_t *conn;
-    uint8_t *data;
-} write_t;
+    size_t bytes;
+    unsigned n;
+    uv_buf_t messages[BATCH_MESSAGES];
+};
 
 struct kvf_control {
     const kvf_alloc_t *alloc;
@@ -52,6 +62,7 @@ struct kvf_control {
     bool stranger_waits;
     uv_tcp_t listener;
     uv_tcp_t refuser; /* takes a connection that is not wanted, to close it */
+    conn_t *batches;  /* connections that have one */
     conn_t *buckets[N_BUCKETS];
     char address[KVF_ADDRESS_TEXT_BYTES];
     char chunk[CHUNK_BYTES]; /* what is being read; one for all, because bytes are handed on at once
@@ -83,6 +94,30 @@ static void on_listener_closed(uv_handle_t *handle) {
     drop_handle(handle->data);
 }
 
+/* ---- batches ---- */
+
+static void free_batch(batch_t *batch) {
+    const kvf_alloc_t *alloc = batch->conn->control->alloc;
+    for (unsigned i = 0; i < batch->n; i++) {
+        kvf_free(alloc, batch->messages[i].base);
+    }
+    kvf_free(alloc, batch);
+}
+
+/* @return What was not written yet, of which the caller disposes; NULL: nothing. */
+static batch_t *take_batch(conn_t *conn) {
+    batch_t *batch = conn->batch;
+    if (batch != NULL) {
+        conn_t **link = &conn->control->batches;
+        while (*link != conn) {
+            link = &(*link)->batch_next;
+        }
+        *link = conn->batch_next;
+        conn->batch = NULL;
+    }
+    return batch;
+}
+
 /* ---- ends of connections ---- */
 
 static void on_conn_handle_closed(uv_handle_t *handle) {
@@ -112,6 +147,10 @@ static void close_hard(conn_t *conn, const char *why) {
     }
     conn->state = CONN_CLOSING;
     (void)snprintf(conn->why, sizeof(conn->why), "%s", why);
+    batch_t *batch = take_batch(conn);
+    if (batch != NULL) {
+        free_batch(batch);
+    }
     uv_close((uv_handle_t *)&conn->tcp, on_conn_handle_closed);
     uv_close((uv_handle_t *)&conn->flush_timer, on_conn_handle_closed);
 }
@@ -169,56 +208,70 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
 }
 
 static void on_written(uv_write_t *req, int status) {
-    write_t *write = req->data;
-    conn_t *conn = write->conn;
-    kvf_free(conn->control->alloc, write->data);
-    kvf_free(conn->control->alloc, write);
+    batch_t *batch = req->data;
+    conn_t *conn = batch->conn;
+    free_batch(batch);
     /* A broken connection is left to on_read: the other end's last words may still wait there. */
     if (status < 0 && status != UV_EPIPE && status != UV_ECONNRESET) {
         close_on_error(conn, status);
     }
 }
 
-kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t id, uint8_t *data, size_t bytes) {
-    kvf_status_t status = KVF_OK;
-    conn_t *conn = find(control, id);
-    if (conn == NULL) {
-        status = KVF_ERR_UNKNOWN;
-        goto err_free_data;
+static void flush(conn_t *conn) {
+    batch_t *batch = take_batch(conn);
+    if (batch == NULL) {
+        return;
     }
-    if (bytes == 0 || conn->state == CONN_CLOSING) {
-        goto err_free_data; /* nothing to send, or nobody to send to: `closed` is on its way */
-    }
-    write_t *write = kvf_alloc(control->alloc, sizeof(*write));
-    if (write == NULL) {
-        status = KVF_ERR_NO_MEMORY;
-        close_hard(conn, "no memory to send"); /* what follows must not come without this */
-        goto err_free_data;
-    }
-    write->req.data = write;
-    write->conn = conn;
-    write->data = data;
     uv_stream_t *stream = (uv_stream_t *)&conn->tcp;
-    uv_buf_t buf = {.base = (char *)data, .len = bytes};
-    int err = uv_write(&write->req, stream, &buf, 1, on_written);
+    int err = uv_write(&batch->req, stream, batch->messages, batch->n, on_written);
     if (err < 0) {
+        free_batch(batch);
         close_on_error(conn, err);
-        goto err_free_write;
+        return;
     }
     size_t unsent = uv_stream_get_write_queue_size(stream);
-    if (unsent > control->backlog_bytes) {
+    if (unsent > conn->control->backlog_bytes) {
         char why[WHY_BYTES];
         (void)snprintf(why, sizeof(why), "the other end does not read; %zu bytes are unsent",
                        unsent);
         close_hard(conn, why);
     }
-    return KVF_OK;
+}
 
-err_free_write:
-    kvf_free(control->alloc, write);
-err_free_data:
-    kvf_free(control->alloc, data);
-    return status;
+void kvf_control_flush(kvf_control_t *control) {
+    while (control->batches != NULL) {
+        flush(control->batches);
+    }
+}
+
+kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t id, uint8_t *data, size_t bytes) {
+    conn_t *conn = find(control, id);
+    if (conn == NULL || bytes == 0 || conn->state == CONN_CLOSING) {
+        kvf_free(control->alloc, data); /* nobody to send to: `closed` is on its way; or nothing */
+        return conn == NULL ? KVF_ERR_UNKNOWN : KVF_OK;
+    }
+    batch_t *batch = conn->batch;
+    if (batch == NULL) {
+        batch = kvf_alloc(control->alloc, sizeof(*batch));
+        if (batch == NULL) {
+            kvf_free(control->alloc, data);
+            close_hard(conn, "no memory to send"); /* what follows must not come without this */
+            return KVF_ERR_NO_MEMORY;
+        }
+        batch->req.data = batch;
+        batch->conn = conn;
+        batch->bytes = 0;
+        batch->n = 0;
+        conn->batch = batch;
+        conn->batch_next = control->batches;
+        control->batches = conn;
+    }
+    batch->messages[batch->n++] = uv_buf_init((char *)data, (unsigned)bytes);
+    batch->bytes += bytes;
+    if (batch->n == BATCH_MESSAGES || batch->bytes >= BATCH_BYTES) {
+        flush(conn);
+    }
+    return KVF_OK;
 }
 
 /* ---- beginnings of connections ---- */
@@ -448,6 +501,7 @@ void kvf_control_destroy(kvf_control_t *control) {
     if (control == NULL) {
         return;
     }
+    kvf_control_flush(control);
     control->dead = true;
     for (size_t i = 0; i < N_BUCKETS; i++) {
         for (conn_t *conn = control->buckets[i]; conn != NULL; conn = conn->next) {
@@ -467,6 +521,7 @@ void kvf_control_close(kvf_control_t *control, uint64_t id) {
     if (conn == NULL) {
         return;
     }
+    flush(conn); /* it may break here */
     conn->silent = true;
     bool unsent = uv_stream_get_write_queue_size((uv_stream_t *)&conn->tcp) > 0;
     if (conn->state == CONN_DIALLING && !unsent) {

@@ -77,7 +77,9 @@ KVF_CHECK kvf_status_t kvf_control_dial(kvf_control_t *control, const char *addr
                                         uint64_t *conn_p, kvf_detail_t *detail);
 
 /**
- * Send bytes in order. Also allowed while dialling: they leave when the connection is there.
+ * Send bytes in order. Also allowed while dialling: they leave when the connection is there. What
+ * is sent between two calls of kvf_control_flush() costs one system call, and wakes the other end
+ * once.
  *
  * @param data  From the control's allocator; taken over, also on error.
  * @return KVF_OK (also for a connection that broke and whose `closed` has not come yet: the bytes
@@ -86,6 +88,9 @@ KVF_CHECK kvf_status_t kvf_control_dial(kvf_control_t *control, const char *addr
  *         backlog overflows.
  */
 kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t conn, uint8_t *data, size_t bytes);
+
+/** Write what was sent. Whoever runs the loop does it before the loop may sleep. */
+void kvf_control_flush(kvf_control_t *control);
 
 /**
  * Close after what was sent has left and the other end has ended too (at most a second). No event
