@@ -108,7 +108,7 @@ void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
 }
 
 void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
-    window->job.later = false;
+    window->job.later = window->peer == 0; /* nobody has asked for it yet */
     if (copier->device != NULL) {
         kvf_device_digest(copier, window);
         return;

@@ -28,8 +28,9 @@ typedef struct kvf_turns {
 /** What a send may post before the next one has its turn: short, so that who comes last waits
  * little; long enough that a commit for each costs nothing (docs/benchmarks/fairness.md). */
 #define KVF_TURN_BYTES (UINT64_C(256) << 10)
-/** The same, of what is not moved but digested; and by a device, in one launch. */
-#define KVF_DIGEST_BYTES (UINT64_C(1) << 20)
+/** The same where a device digests what it is asked for: a launch for each. */
+#define KVF_DEVICE_TURN_BYTES (UINT64_C(1) << 20)
+/** What a device digests in one launch, before it is asked for. */
 #define KVF_DEVICE_DIGEST_BYTES (UINT64_C(16) << 20)
 /** What is only told, because the receiver fetches it and the digests are there, costs a turn so
  * many times less. */

@@ -14,7 +14,7 @@
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
     bool moving = send->n_posted > 0 || (send->n_serving > 0 && !KVF_MUTANT(free_while_sending)) ||
-                  send->ahead.posted || send->n_fences > 0;
+                  send->ahead.n_posted > 0 || send->n_fences > 0;
     return (!moving || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }
@@ -66,7 +66,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 
 bool kvf_send_quiet(const kvf_op_t *op) {
     const kvf_send_op_t *send = (const kvf_send_op_t *)op;
-    return send->n_posted == 0 && send->n_serving == 0 && !send->ahead.posted &&
+    return send->n_posted == 0 && send->n_serving == 0 && send->ahead.n_posted == 0 &&
            send->n_fences == 0 && !op->doubted;
 }
 

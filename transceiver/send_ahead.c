@@ -3,6 +3,9 @@
  * themselves, they are all that a request then has to wait for. */
 #include "transceiver/send_impl.h"
 
+/* Windows under way at once: no thread waits for the next one to be cut. */
+#define AHEAD_WINDOWS 8
+
 /* Where the digests of a part's groups begin. A block that is not live has a place, too. */
 static size_t place_of(const kvf_send_op_t *send, const kvf_plan_part_t *part, uint32_t group_idx,
                        int64_t ordinal) {
@@ -41,7 +44,7 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
     for (uint32_t g = 0; g < core->layout.n_groups; g++) {
         all.groups[g] = (kvf_plan_group_t){.wanted = send->live[g], .destination = send->slots[g]};
     }
-    uint64_t most = kvf_core_on_device(core) ? KVF_DEVICE_DIGEST_BYTES : KVF_DIGEST_BYTES;
+    uint64_t most = kvf_core_on_device(core) ? KVF_DEVICE_DIGEST_BYTES : KVF_TURN_BYTES;
     while (window->n_pieces == 0 && next_part(send)) {
         kvf_piece_t piece;
         int32_t source;
@@ -52,6 +55,7 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
             window->pieces[window->n_pieces++] = piece;
             window->bytes += piece.bytes;
         }
+        window->part_idx = ahead->part_idx;
         if (window->n_pieces == 0) {
             ahead->digests = NULL;
             ahead->part_idx++;
@@ -63,32 +67,32 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
 void kvf_send_ahead(kvf_send_op_t *send) {
     kvf_core_t *core = send->op.core;
     /* Who does not want digests talks to others that do not, as a rule. */
-    if (core->n_lent == 0 || !core->agent.digests || send->op.ended || send->claimed ||
-        send->ahead.posted) {
-        return;
+    bool any = core->n_lent > 0 && core->agent.digests && !send->op.ended && !send->claimed;
+    while (any && send->ahead.n_posted < AHEAD_WINDOWS) {
+        kvf_window_t *window = kvf_window_take(core);
+        if (window == NULL) {
+            return; /* they are made when they are asked for */
+        }
+        *window = (kvf_window_t){
+            .pieces = window->pieces, .digests = true, .owner = (uint64_t)(uintptr_t)send};
+        any = fill(send, window);
+        if (any) {
+            send->ahead.n_posted++;
+            core->n_posted++;
+            core->out.digest(core->out.ctx, window);
+        } else {
+            kvf_window_give(core, window);
+        }
     }
-    kvf_window_t *window = kvf_window_take(core);
-    if (window == NULL) {
-        return; /* they are made when they are asked for */
-    }
-    *window = (kvf_window_t){
-        .pieces = window->pieces, .digests = true, .owner = (uint64_t)(uintptr_t)send};
-    if (!fill(send, window)) {
-        kvf_window_give(core, window);
-        return;
-    }
-    send->ahead.posted = true;
-    core->n_posted++;
-    core->out.digest(core->out.ctx, window);
 }
 
 void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window) {
-    const kvf_plan_part_t *part = &send->parts[send->ahead.part_idx];
-    send->ahead.posted = false;
+    const kvf_plan_part_t *part = &send->parts[window->part_idx];
+    send->ahead.n_posted--;
     send->op.core->n_posted--;
     for (uint32_t i = 0; i < window->n_pieces; i++) {
         const kvf_piece_t *piece = &window->pieces[i];
-        send->ahead.digests[place_of(send, part, piece->group_idx, piece->ordinal)] = piece->digest;
+        part->digests[place_of(send, part, piece->group_idx, piece->ordinal)] = piece->digest;
     }
     kvf_window_give(send->op.core, window);
     if (send->op.ended) {

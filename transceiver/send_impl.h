@@ -16,7 +16,7 @@ typedef struct kvf_ahead {
     size_t part_idx;
     uint64_t *digests; /* of that part, which owns them; NULL: not begun */
     kvf_plan_cursor_t cursor;
-    bool posted; /* a window of them is under way */
+    uint32_t n_posted; /* windows of them under way */
 } kvf_ahead_t;
 
 /* A range that a commit named, for a receiver that fetches it. */

@@ -61,7 +61,8 @@ static bool post_turn(kvf_peer_t *peer) {
         return false;
     }
     if (op->deficit <= 0) {
-        op->deficit += op->mapped ? KVF_DIGEST_BYTES : KVF_TURN_BYTES;
+        op->deficit +=
+            op->mapped && kvf_core_on_device(peer->core) ? KVF_DEVICE_TURN_BYTES : KVF_TURN_BYTES;
         any = true;
     }
     while (op->deficit > 0 && op->turns != NULL) {

@@ -20,7 +20,7 @@ NOTICED_BY = {
     "drain_too_early": ("onesided", 20),
     "failure_is_proof": ("onesided", 200),
     "free_under_read": ("ends", 30),
-    "free_under_copy": ("lent", 20),
+    "free_under_copy": ("mapped", 20),
     "free_while_copying": ("lent", 20),
     "free_while_storing": ("ends", 100),
     "free_while_sending": ("lent", 10),

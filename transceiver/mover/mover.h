@@ -47,7 +47,8 @@ typedef struct kvf_window {
     uint64_t bytes; /**< sum over the pieces */
     bool digests;   /**< digests are wanted */
     void *priv;     /**< the mover's while posted */
-    uint64_t owner; /**< the poster's, untouched */
+    uint64_t owner; /**< the poster's, untouched, as is: */
+    size_t part_idx;
 } kvf_window_t;
 
 /** Where the bytes of a chunk may be written. */
