@@ -506,6 +506,7 @@ static void call_counters(void *arg) {
     look_call_t *c = arg;
     kvf_core_audit(c->agent->core);
     kvf_core_counters(c->agent->core, c->counters);
+    c->counters->posting_us = kvf_loop_posting_us(c->agent->loop);
 }
 
 void kvf_agent_get_counters(kvf_agent_t *agent, kvf_counters_t *counters_p) {

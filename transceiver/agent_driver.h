@@ -18,7 +18,8 @@ typedef struct kvf_driver {
     kvf_mover_t *movers[KVF_CORE_MOVERS];
     uint32_t n_movers; /**< that were made */
     kvf_copier_t *copier;
-    uint64_t events; /**< things that happened; a turn without any may be followed by sleep */
+    uint64_t events;     /**< things that happened; a turn without any may be followed by sleep */
+    uint64_t posting_us; /**< kvf_counters_t.posting_us */
 } kvf_driver_t;
 
 /** What the control channel and the mover tell; ctx is the driver. */

@@ -96,6 +96,8 @@ KVF_CHECK kvf_status_t kvf_loop_promise(kvf_loop_t *loop, kvf_fence_t *fence, ui
 
 /** @return The control channel's address. Owned by the loop. */
 const char *kvf_loop_address(const kvf_loop_t *loop);
+/** @return kvf_counters_t.posting_us. @thread as kvf_loop_turn() */
+uint64_t kvf_loop_posting_us(const kvf_loop_t *loop);
 
 /** Wait until the core is not busy, at most timeout_us; drives the loop itself without a thread.
  *  @return Whether it is quiet. @thread any but the loop's own */

@@ -70,6 +70,17 @@ static bool run_calls(kvf_loop_t *loop) {
     return any;
 }
 
+/* Let the core post, by the clock. */
+static bool post(kvf_loop_t *loop) {
+    const kvf_clock_t *clock = kvf_clock_default();
+    uint64_t before_us = clock->now_us(clock->ctx);
+    bool any = kvf_core_pump(loop->driver.agent->core);
+    if (any) {
+        loop->driver.posting_us += clock->now_us(clock->ctx) - before_us;
+    }
+    return any;
+}
+
 static bool turn(kvf_loop_t *loop) {
     kvf_core_t *core = loop->driver.agent->core;
     uint64_t before = loop->driver.events;
@@ -84,7 +95,7 @@ static bool turn(kvf_loop_t *loop) {
     any |= kvf_copier_progress(loop->driver.copier) > 0;
     kvf_driver_set_time(&loop->driver);
     kvf_core_tick(core);
-    any |= kvf_core_pump(core);
+    any |= post(loop);
     any |= kvf_core_deliver(core);
     /* Last: who has waited for a result need not wait for what a peer is told. */
     kvf_control_flush(loop->driver.control);
@@ -219,6 +230,10 @@ int kvf_loop_fd(kvf_loop_t *loop) {
 kvf_status_t kvf_loop_promise(kvf_loop_t *loop, kvf_fence_t *fence, uint64_t send_id,
                               const kvf_range_t *range, kvf_detail_t *detail) {
     return kvf_copier_promise(loop->driver.copier, fence, send_id, range, detail);
+}
+
+uint64_t kvf_loop_posting_us(const kvf_loop_t *loop) {
+    return loop->driver.posting_us;
 }
 
 const char *kvf_loop_address(const kvf_loop_t *loop) {

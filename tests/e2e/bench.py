@@ -79,6 +79,7 @@ def check_parts():
         line = json.loads(done.stdout or "{}")
         expect(f"{blocks} blocks: {line} {done.stderr}", (line.get("verified"), line.get("pieces"), line.get("bytes")) ==
                (True, blocks, 64 * blocks))
+        expect(f"{blocks} blocks are posted in {line.get('posting_ns')} ns each", 1 < line.get("posting_ns", 0) < 1e6)
 
 
 def check_references():

@@ -36,6 +36,7 @@ kvf_status_t kvf_bench_print_json(const kvf_bench_options_t *options, kvf_bench_
         "driver", options->caller ? "caller" : "thread", "seed", (json_int_t)options->seed);
     if (line != NULL && !reference) {
         (void)json_object_set_new(line, "layers", json_integer((json_int_t)result->layers));
+        (void)json_object_set_new(line, "posting_ns", json_real(result->posting_ns));
     }
     if (line != NULL && options->measure == KVF_BENCH_EXPOSED) {
         /* Most bytes left before the time that is measured began. */
@@ -72,6 +73,9 @@ kvf_status_t kvf_bench_print_table(const kvf_bench_options_t *options, kvf_bench
     (void)fprintf(out, "%-10s %10.1f %10.1f %10.1f %10s %10" PRIu64 "\n",
                   kvf_bench_measure_name(options->measure), percentile_us(result, 50),
                   percentile_us(result, 99), min_us(result), rate, options->reps);
+    if (options->reference == KVF_BENCH_NONE) {
+        (void)fprintf(out, "posting a piece %.0f ns of the sender\n", result->posting_ns);
+    }
     if (result->wrong_bytes == 0) {
         (void)fprintf(out, "every byte verified after every repetition\n");
     } else {

@@ -20,7 +20,8 @@ typedef struct kvf_bench_result {
     uint64_t pieces;       /**< copies of one repetition */
     uint64_t wrong_bytes;  /**< of all repetitions, the warm-up too: 0 is verified */
     uint64_t layers;       /**< of a block; 0: a reference */
-    uint64_t layer_ns;     /**< made-up time between two layers; 0 but for KVF_BENCH_EXPOSED */
+    double posting_ns; /**< of a piece, at the sender: kvf_counters_t.posting_us; 0: a reference */
+    uint64_t layer_ns; /**< made-up time between two layers; 0 but for KVF_BENCH_EXPOSED */
 } kvf_bench_result_t;
 
 /**

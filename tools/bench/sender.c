@@ -82,6 +82,14 @@ static kvf_status_t go(sender_t *sender, kvf_bench_message_t *message, kvf_detai
     return kvf_send_finish(sender->side.agent, sender->send, NULL, detail);
 }
 
+static kvf_status_t count(const sender_t *sender, kvf_bench_message_t *message) {
+    kvf_counters_t counters;
+    kvf_agent_get_counters(sender->side.agent, &counters);
+    message->pieces = counters.pieces_sent;
+    message->ns = counters.posting_us * 1000;
+    return KVF_OK;
+}
+
 int kvf_bench_sender(const kvf_bench_options_t *options, int fd) {
     sender_t sender = {.side = {.agent = NULL}};
     kvf_bench_message_t message;
@@ -97,6 +105,9 @@ int kvf_bench_sender(const kvf_bench_options_t *options, int fd) {
             break;
         case KVF_BENCH_GO:
             status = go(&sender, &message, &detail);
+            break;
+        case KVF_BENCH_COUNT:
+            status = count(&sender, &message);
             break;
         case KVF_BENCH_FAILED:
             break;

@@ -47,6 +47,7 @@ typedef enum kvf_bench_kind {
     KVF_BENCH_OFFER,  /**< -> rep, late: write the blocks and offer them. <- text: the ticket */
     KVF_BENCH_GO,     /**< -> ns: the late ones are ready, layer by layer, so far apart; 0: all at
                          once. <- ns: when the last was */
+    KVF_BENCH_COUNT,  /**< <- pieces that were sent, and ns of cutting and posting them */
     KVF_BENCH_FAILED, /**< <- text: why */
 } kvf_bench_kind_t;
 
@@ -56,6 +57,7 @@ typedef struct kvf_bench_message {
     bool late;
     uint64_t rep;
     uint64_t ns;
+    uint64_t pieces;
     uint8_t key[KVF_KEY_BYTES];
     char text[KVF_TICKET_BYTES];
 } kvf_bench_message_t;

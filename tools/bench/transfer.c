@@ -212,12 +212,18 @@ static kvf_status_t measure(bench_t *bench) {
     kvf_bench_result_t *result = bench->result;
     const bool exposed = options->measure == KVF_BENCH_EXPOSED;
     uint64_t took_ns = 0, layer_ns = 0;
+    kvf_bench_message_t before = {.kind = KVF_BENCH_COUNT}, after = {.kind = KVF_BENCH_COUNT};
+    kvf_status_t status = KVF_OK;
     for (uint64_t rep = 0; rep < options->warmup + options->reps; rep++) {
         const bool warm = rep >= options->warmup;
-        /* How long prefill takes is made up from how long the last transfer took. */
-        kvf_status_t status =
-            repeat(bench, rep, exposed && !warm ? KVF_BENCH_REQUEST : options->measure, layer_ns,
-                   &took_ns);
+        if (rep == options->warmup) {
+            status = ask(bench, &before);
+        }
+        if (status == KVF_OK) {
+            /* How long prefill takes is made up from how long the last transfer took. */
+            status = repeat(bench, rep, exposed && !warm ? KVF_BENCH_REQUEST : options->measure,
+                            layer_ns, &took_ns);
+        }
         if (status == KVF_OK && warm) {
             status = kvf_samples_add(&result->ns, took_ns);
         }
@@ -228,6 +234,12 @@ static kvf_status_t measure(bench_t *bench) {
             layer_ns = SLOWNESS * took_ns / bench->side.layout.groups[0].n_layers;
         }
     }
+    status = ask(bench, &after);
+    if (status != KVF_OK) {
+        return status;
+    }
+    const uint64_t posted = after.pieces - before.pieces;
+    result->posting_ns = posted == 0 ? 0 : (double)(after.ns - before.ns) / (double)posted;
     (void)snprintf(result->mover, sizeof(result->mover), "%s", bench->side.outcome.mover);
     result->transport = strcmp(result->mover, "mapped") == 0 ? "shm"
                         : strcmp(result->mover, "cuda") == 0 || strcmp(result->mover, "nccl") == 0

@@ -128,6 +128,7 @@ static void show_agent(kvf_node_t *node, json_t *status) {
     set_number(object, "bytes_received", counters.bytes_received);
     set_number(object, "pieces_sent", counters.pieces_sent);
     set_number(object, "pieces_received", counters.pieces_received);
+    set_number(object, "posting_us", counters.posting_us);
     set_number(object, "digest_mismatches", counters.digest_mismatches);
     set_number(object, "unknown_transfers", counters.unknown_transfers);
     set_number(object, "refused_chunks", counters.refused_chunks);
