@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Digests of what is ready before anybody asks for it: for receivers that copy from our pools
- * themselves, they are all that a request then has to wait for. */
+/* Digests of what is ready before anybody asks for it: a request then waits for its bytes alone. */
 #include "transceiver/send_impl.h"
 
 /* Windows under way at once: no thread waits for the next one to be cut. */
@@ -67,7 +66,7 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
 void kvf_send_ahead(kvf_send_op_t *send) {
     kvf_core_t *core = send->op.core;
     /* Who does not want digests talks to others that do not, as a rule. */
-    bool any = core->n_lent > 0 && core->agent.digests && !send->op.ended && !send->claimed;
+    bool any = core->agent.digests && !send->op.ended && !send->claimed;
     while (any && send->ahead.n_posted < AHEAD_WINDOWS) {
         kvf_window_t *window = kvf_window_take(core);
         if (window == NULL) {

@@ -106,8 +106,7 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 /** After the result: give the pages back if nothing is posted, or put them in quarantine. Called
  * again when a window is done. */
 void kvf_send_finish_off(kvf_send_op_t *send);
-/** More is ready, and nobody has asked for it: make its digests, if somebody has mapped our pools.
- */
+/** More is ready, and nobody has asked for it: make its digests. */
 void kvf_send_ahead(kvf_send_op_t *send);
 /** A window of such digests is done. */
 void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window);

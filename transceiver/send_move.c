@@ -241,10 +241,8 @@ kvf_status_t kvf_send_pump(kvf_op_t *op) {
             break;
         }
         cursor = next;
-        wanted |= op->mapped && send->digests &&
-                  !kvf_send_knows_digest(send, &send->parts[part_idx], &piece);
+        wanted |= send->digests && !kvf_send_knows_digest(send, &send->parts[part_idx], &piece);
         piece.source_slot = source;
-        piece.digest = op->mapped ? piece.digest : 0;
         piece.source = core->out.page(core->out.ctx, piece.group_idx, source) + piece.offset;
         window->pieces[window->n_pieces++] = piece;
         window->bytes += piece.bytes;

@@ -231,6 +231,29 @@ ParameterizedTest(int *i, core, misplaced_chunks) {
     pair_close(&p);
 }
 
+/* What has become ready is digested before anybody asks for it: a page that is written to later is
+ * noticed, whoever moves its bytes. */
+Test(core, a_page_that_changes_after_it_was_ready) {
+    for (int when = 0; when < 2; when++) {
+        pair_t p;
+        pair_make(&p, &(cluster_options_t){0}, 128, 40);
+        if (when == 0) {
+            node_page(p.ctx, 0, p.source[0][1])[7] ^= 1;
+        }
+        pair_offer(&p);
+        cluster_run(p.cluster);
+        if (when == 1) {
+            node_page(p.ctx, 0, p.source[0][1])[7] ^= 1;
+        }
+        cr_assert_eq(pair_fetch(&p), KVF_OK);
+        cluster_run(p.cluster);
+        cr_expect_eq(p.got.status, when == 0 ? KVF_OK : KVF_ERR_DIGEST_MISMATCH);
+        cr_expect(when == 0 || strstr(p.got.message, "group full, ordinal 1") != NULL, "%s",
+                  p.got.message);
+        pair_close(&p);
+    }
+}
+
 Test(core, chunks_that_come_twice_or_late_or_for_nobody) {
     kvf_counters_t counters;
     pair_t p;

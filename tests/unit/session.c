@@ -533,6 +533,7 @@ Test(session, leases_end_without_new_work) {
         node_give(ctx, tables[i]); /* the sends keep them */
     }
     cr_assert_eq(kvf_pages_count(ctx->pages[0], KVF_PAGE_FREE), 0);
+    cluster_run(cluster); /* their digests are made */
     while (kvf_core_next_us(ctx->core) != KVF_NEVER) {
         kvf_core_set_time(ctx->core, kvf_core_next_us(ctx->core));
         kvf_core_tick(ctx->core);

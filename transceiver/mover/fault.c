@@ -151,8 +151,10 @@ static unsigned tell(kvf_mover_fault_t *fault) {
         DL_DELETE(fault->ended, job);
         fault->counts.held--;
         for (uint32_t i = 0; status == KVF_OK && i < window->n_pieces; i++) {
-            window->pieces[i].digest =
-                kvf_digest(window->pieces[i].source, window->pieces[i].bytes);
+            kvf_piece_t *piece = &window->pieces[i];
+            if (piece->digest == 0) {
+                piece->digest = kvf_digest(piece->source, piece->bytes);
+            }
         }
         job_free(fault, job);
         window->priv = NULL;

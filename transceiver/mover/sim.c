@@ -121,7 +121,7 @@ bool kvf_sim_net_peek(const kvf_sim_net_t *net, size_t idx, kvf_sim_chunk_t *chu
 /* Read the source. A piece is hashed when its first byte leaves, as a real mover does. */
 static void leave(packet_t *packet) {
     uint64_t off = packet->what.chunk.offset - packet->piece->offset;
-    if (off == 0) {
+    if (off == 0 && packet->piece->digest == 0) {
         packet->piece->digest = kvf_digest(packet->piece->source, packet->piece->bytes);
     }
     memcpy(packet->data, packet->piece->source + off, packet->what.chunk.bytes);
