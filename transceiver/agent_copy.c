@@ -113,8 +113,11 @@ void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window) {
         kvf_device_digest(copier, window);
         return;
     }
+    /* What nobody has asked for is the crew's alone: this thread has to be there for who does. */
     kvf_copier_have_done(copier, &window->job, run_window, window_done,
-                         window->digests ? window->bytes : 0);
+                         window->peer == 0 ? COPIER_WAITS
+                         : window->digests ? window->bytes
+                                           : 0);
 }
 
 kvf_status_t kvf_copier_carry(const kvf_copier_t *copier, kvf_window_t *window) {

@@ -29,7 +29,7 @@ struct kvf_copier {
     uint64_t look_us;               /* when to look for those that failed */
 };
 
-/* A job of that many bytes is always one for the crew: it waits for a device. */
+/* A job of that many bytes is always one for the crew: it waits for a device, or can wait. */
 #define COPIER_WAITS UINT64_MAX
 
 /** Have a job done. @param bytes  Of work: short jobs are done by the agent's thread. */

@@ -61,6 +61,7 @@ static bool run_calls(kvf_loop_t *loop) {
         (void)pthread_mutex_unlock(&loop->lock);
         kvf_driver_set_time(&loop->driver);
         call->fn(call->arg);
+        kvf_control_flush(loop->driver.control);
         any = true;
         (void)pthread_mutex_lock(&loop->lock);
         call->done = true;

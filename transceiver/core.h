@@ -96,8 +96,8 @@ typedef struct kvf_core_out {
                         const int64_t *n_pages, kvf_detail_t *detail);
     /** No job for this peer is begun any more; its pools are unmapped when the last one is done. */
     void (*unmap)(void *ctx, uint64_t peer);
-    /** Write the digests that are 0 of a window that the receiver fetches itself; kvf_core_moved()
-     * follows. */
+    /** Write the digests that are 0 of a window that the receiver fetches itself, or (peer 0) that
+     * nobody has asked for yet; kvf_core_moved() follows. */
     void (*digest)(void *ctx, kvf_window_t *window);
     /** @return The memory of a slot of ours; the core only hands it on to the mover. */
     const uint8_t *(*page)(void *ctx, uint32_t group_idx, int32_t slot);

@@ -362,6 +362,9 @@ struct kvf_core {
 
     uint32_t n_lent; /**< mappings of our pools, all peers */
     kvf_window_t *free_windows;
+    struct kvf_send_op
+        *ahead;       /* have ranges to be digested before they are asked for (send_ahead.c) */
+    uint32_t n_ahead; /* windows of them under way */
     kvf_verify_t *free_jobs;
     uint32_t n_posted;
     uint32_t n_verifying;

@@ -574,9 +574,9 @@ KVF_API size_t kvf_agent_get_peers(kvf_agent_t *agent, kvf_peer_info_t *infos, s
 typedef struct kvf_counters {
     uint64_t bytes_sent, bytes_received;
     uint64_t pieces_sent, pieces_received; /**< received: verified ones */
-    uint64_t posting_us; /**< the agent's thread cut windows of pieces, posted them, and wrote the
-                            commits of those that a peer copies itself; copies are not in it, waits
-                            for a core are */
+    uint64_t posting_us; /**< the agent's thread chose pieces, posted them, and told peers of those
+                            that they copy themselves and whose digests were there; copies are not
+                            in it, waits for a core are */
     uint64_t digest_mismatches;
     uint64_t unknown_transfers; /**< late or invented messages: harmless */
     uint64_t refused_chunks;    /**< chunks that a grant did not cover */

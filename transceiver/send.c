@@ -14,14 +14,15 @@
 static bool is_drained(const kvf_send_op_t *send) {
     bool told = send->op.mapped && send->op.bytes > 0;
     bool moving = send->n_posted > 0 || (send->n_serving > 0 && !KVF_MUTANT(free_while_sending)) ||
-                  send->ahead.n_posted > 0 || send->n_fences > 0;
+                  (send->ahead.n_posted > 0 && !KVF_MUTANT(free_while_hashing)) ||
+                  send->n_fences > 0;
     return (!moving || KVF_MUTANT(free_under_read)) &&
            (!told || send->op.status == KVF_OK || send->drained || KVF_MUTANT(free_under_copy));
 }
 
 void kvf_send_finish_off(kvf_send_op_t *send) {
-    if (!send->offered) {
-        return;
+    if (!send->offered || (send->op.status == KVF_OK && send->ahead.n_posted > 0)) {
+        return; /* or it is soon: digests that nobody waits for any more are being made */
     }
     if (!is_drained(send)) {
         if (!send->op.doubted) {
@@ -76,6 +77,7 @@ void kvf_send_destroy(kvf_op_t *op) {
     if (send->hh_transfer.tbl != NULL) {
         HASH_DELETE(hh_transfer, op->core->transfers, send);
     }
+    kvf_send_forget_ahead(send);
     for (uint32_t g = 0; g < KVF_MAX_GROUPS; g++) {
         kvf_free(alloc, send->slots[g]);
     }

@@ -2,7 +2,10 @@
 /* Digests of what is ready before anybody asks for it: a request then waits for its bytes alone. */
 #include "transceiver/send_impl.h"
 
-/* Windows under way at once: no thread waits for the next one to be cut. */
+#include <utlist.h>
+
+/* Windows under way at once, of all sends: no thread waits for the next one to be cut, and a send
+ * that ends meanwhile does not wait for long. */
 #define AHEAD_WINDOWS 8
 
 /* Where the digests of a part's groups begin. A block that is not live has a place, too. */
@@ -63,43 +66,64 @@ static bool fill(kvf_send_op_t *send, kvf_window_t *window) {
     return window->n_pieces > 0;
 }
 
-void kvf_send_ahead(kvf_send_op_t *send) {
-    kvf_core_t *core = send->op.core;
-    /* Who does not want digests talks to others that do not, as a rule. */
-    bool any = core->agent.digests && !send->op.ended && !send->claimed;
-    while (any && send->ahead.n_posted < AHEAD_WINDOWS) {
+void kvf_send_forget_ahead(kvf_send_op_t *send) {
+    if (send->ahead.listed) {
+        DL_DELETE2(send->op.core->ahead, send, ahead.prev, ahead.next);
+        send->ahead.listed = false;
+    }
+}
+
+/* Who came first is likely to be asked for first: its digests are made first. */
+static void post_windows(kvf_core_t *core) {
+    while (core->ahead != NULL && core->n_ahead < AHEAD_WINDOWS) {
+        kvf_send_op_t *send = core->ahead;
         kvf_window_t *window = kvf_window_take(core);
         if (window == NULL) {
             return; /* they are made when they are asked for */
         }
         *window = (kvf_window_t){
             .pieces = window->pieces, .digests = true, .owner = (uint64_t)(uintptr_t)send};
-        any = fill(send, window);
-        if (any) {
-            send->ahead.n_posted++;
-            core->n_posted++;
-            core->out.digest(core->out.ctx, window);
-        } else {
+        if (send->op.ended || send->claimed || !fill(send, window)) {
             kvf_window_give(core, window);
+            kvf_send_forget_ahead(send);
+            continue;
         }
+        send->ahead.n_posted++;
+        core->n_ahead++;
+        core->n_posted++;
+        core->out.digest(core->out.ctx, window);
     }
 }
 
+void kvf_send_ahead(kvf_send_op_t *send) {
+    kvf_core_t *core = send->op.core;
+    /* Who does not want digests talks to others that do not, as a rule. */
+    if (!core->agent.digests || send->op.ended || send->claimed) {
+        return;
+    }
+    if (!send->ahead.listed) {
+        DL_APPEND2(core->ahead, send, ahead.prev, ahead.next);
+        send->ahead.listed = true;
+    }
+    post_windows(core);
+}
+
 void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window) {
+    kvf_core_t *core = send->op.core;
     const kvf_plan_part_t *part = &send->parts[window->part_idx];
     send->ahead.n_posted--;
-    send->op.core->n_posted--;
+    core->n_ahead--;
+    core->n_posted--;
     for (uint32_t i = 0; i < window->n_pieces; i++) {
         const kvf_piece_t *piece = &window->pieces[i];
         part->digests[place_of(send, part, piece->group_idx, piece->ordinal)] = piece->digest;
     }
-    kvf_window_give(send->op.core, window);
+    kvf_window_give(core, window);
     if (send->op.ended) {
         kvf_send_finish_off(send);
         kvf_op_reap(&send->op);
-        return;
     }
-    kvf_send_ahead(send);
+    post_windows(core);
 }
 
 bool kvf_send_knows_digest(const kvf_send_op_t *send, const kvf_plan_part_t *part,

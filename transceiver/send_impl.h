@@ -17,6 +17,8 @@ typedef struct kvf_ahead {
     uint64_t *digests; /* of that part, which owns them; NULL: not begun */
     kvf_plan_cursor_t cursor;
     uint32_t n_posted; /* windows of them under way */
+    bool listed;       /* in the core's list: */
+    struct kvf_send_op *prev, *next;
 } kvf_ahead_t;
 
 /* A range that a commit named, for a receiver that fetches it. */
@@ -108,6 +110,8 @@ void kvf_send_end(kvf_send_op_t *send, kvf_status_t status, const char *message,
 void kvf_send_finish_off(kvf_send_op_t *send);
 /** More is ready, and nobody has asked for it: make its digests. */
 void kvf_send_ahead(kvf_send_op_t *send);
+/** It goes: take it off the list of those that want digests. */
+void kvf_send_forget_ahead(kvf_send_op_t *send);
 /** A window of such digests is done. */
 void kvf_send_on_ahead(kvf_send_op_t *send, kvf_window_t *window);
 /** @return Whether the digest of a part's piece was made ahead; then it is in the piece. */

@@ -21,6 +21,7 @@
     X(free_while_copying, "a receive gives its pages back while it copies into them")              \
     X(free_while_storing, "a receive gives its pages back while what landed is copied to them")    \
     X(free_while_sending, "a send gives its pages back while they are sent through a path")        \
+    X(free_while_hashing, "a send gives its pages back while they are hashed for nobody yet")      \
     X(keep_path, "a path by which a peer that is given up fetches stays")                          \
     X(fetch_again, "ranges may be fetched again, and out of order")                                \
     X(drain_while_copying, "drained is said while copies from the sender's pools are under way")   \

@@ -24,6 +24,7 @@ NOTICED_BY = {
     "free_while_copying": ("lent", 20),
     "free_while_storing": ("ends", 100),
     "free_while_sending": ("lent", 10),
+    "free_while_hashing": ("lent", 20),
     "keep_path": ("fetch", 0),
     "fetch_again": ("fetch", 0),
     "drain_while_copying": ("mapped", 100),

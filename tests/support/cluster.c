@@ -148,7 +148,9 @@ static bool run_digests(node_t *node) {
         node->digests = window->job.next;
         for (uint32_t i = 0; i < window->n_pieces; i++) {
             kvf_piece_t *piece = &window->pieces[i];
-            piece->digest = window->digests ? kvf_digest(piece->source, piece->bytes) : 0;
+            if (window->digests && piece->digest == 0) {
+                piece->digest = kvf_digest(piece->source, piece->bytes);
+            }
         }
         kvf_core_moved(node->core, window, KVF_OK);
     }

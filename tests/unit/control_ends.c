@@ -250,6 +250,25 @@ Test(control_ends, destroy_in_the_middle_of_everything) {
     finish(&a, &b);
 }
 
+/* Who has said its last word may still listen: what was sent before that is known goes out. */
+Test(control_ends, an_answer_to_somebody_who_says_no_more) {
+    side_t a = {.on_bytes = DO_ECHO}, none = {0};
+    create(&a, "127.0.0.1:0", 4);
+    int fd = stranger(&a);
+    RUN_UNTIL(a.opened == 1);
+    uint8_t *words = piece(0, 0, 1000), got[1001];
+    cr_assert_eq(send(fd, words, 1000, 0), 1000);
+    kvf_free(&memory.table, words);
+    cr_assert_eq(shutdown(fd, SHUT_WR), 0);
+    while (a.closed == 0) {
+        (void)uv_run(&loop, UV_RUN_NOWAIT); /* nobody flushes */
+    }
+    cr_assert_eq(a.bytes, 1000);
+    cr_assert_eq(recv(fd, got, sizeof(got), MSG_WAITALL), 1000);
+    close(fd);
+    finish(&a, &none);
+}
+
 Test(control_ends, destroy_writes_what_was_sent) {
     side_t a = {0}, none = {0};
     create(&a, "127.0.0.1:0", 4);

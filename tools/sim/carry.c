@@ -181,7 +181,7 @@ static void leave(kvf_world_t *world, const event_t *event) {
     uint64_t off = packet->chunk.offset - packet->piece->offset;
     job->n_waiting--;
     if (job->status == KVF_OK) {
-        if (off == 0) {
+        if (off == 0 && packet->piece->digest == 0) {
             packet->piece->digest = kvf_digest(packet->piece->source, packet->piece->bytes);
         }
         hold_check_reading(node, packet->piece);

@@ -206,7 +206,9 @@ static void digested(node_t *node, kvf_window_t *window) {
     for (uint32_t i = 0; i < window->n_pieces; i++) {
         kvf_piece_t *piece = &window->pieces[i];
         hold_check_reading(node, piece);
-        piece->digest = window->digests ? kvf_digest(piece->source, piece->bytes) : 0;
+        if (window->digests && piece->digest == 0) {
+            piece->digest = kvf_digest(piece->source, piece->bytes);
+        }
     }
     kvf_core_moved(node->core, window, KVF_OK);
 }

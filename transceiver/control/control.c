@@ -11,7 +11,7 @@
  * MiB of a turn. */
 #define CHUNK_BYTES (32u << 10)
 #define N_BUCKETS 256u
-#define FLUSH_MS 1000u
+#define LINGER_MS 1000u
 #define LISTEN_BACKLOG 128
 #define WHY_BYTES 128
 /* Of so many messages or bytes a batch is not held back: the other end can begin. */
@@ -24,7 +24,7 @@ typedef struct batch batch_t;
 
 typedef struct conn {
     uv_tcp_t tcp;
-    uv_timer_t flush_timer;
+    uv_timer_t linger_timer;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
     struct conn *next; /* of its bucket */
@@ -33,7 +33,7 @@ typedef struct conn {
     conn_state_t state;
     bool inbound;
     bool silent;      /* no event any more: closed by us, or never told */
-    unsigned handles; /* libuv still has: tcp, flush_timer */
+    unsigned handles; /* libuv still has: tcp, linger_timer */
     batch_t *batch;   /* what is not written yet, or NULL */
     struct conn *batch_next;
     char why[WHY_BYTES];
@@ -152,7 +152,7 @@ static void close_hard(conn_t *conn, const char *why) {
         free_batch(batch);
     }
     uv_close((uv_handle_t *)&conn->tcp, on_conn_handle_closed);
-    uv_close((uv_handle_t *)&conn->flush_timer, on_conn_handle_closed);
+    uv_close((uv_handle_t *)&conn->linger_timer, on_conn_handle_closed);
 }
 
 static void close_on_error(conn_t *conn, int err) {
@@ -167,7 +167,7 @@ static void close_on_error(conn_t *conn, int err) {
     close_hard(conn, why);
 }
 
-static void on_flush_timeout(uv_timer_t *timer) {
+static void on_linger_timeout(uv_timer_t *timer) {
     close_hard(timer->data, "");
 }
 
@@ -190,22 +190,6 @@ static void start_shutdown(conn_t *conn) {
 }
 
 /* ---- bytes ---- */
-
-static void on_alloc(uv_handle_t *handle, size_t wish, uv_buf_t *buf) {
-    (void)wish;
-    kvf_control_t *control = ((conn_t *)handle->data)->control;
-    *buf = uv_buf_init(control->chunk, sizeof(control->chunk));
-}
-
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
-    conn_t *conn = stream->data;
-    if (n < 0) {
-        close_on_error(conn, (int)n);
-    } else if (n > 0 && !conn->silent) {
-        kvf_control_events_t *events = &conn->control->events;
-        events->bytes(events->ctx, conn->id, (const uint8_t *)buf->base, (size_t)n);
-    }
-}
 
 static void on_written(uv_write_t *req, int status) {
     batch_t *batch = req->data;
@@ -235,6 +219,25 @@ static void flush(conn_t *conn) {
         (void)snprintf(why, sizeof(why), "the other end does not read; %zu bytes are unsent",
                        unsent);
         close_hard(conn, why);
+    }
+}
+
+static void on_alloc(uv_handle_t *handle, size_t wish, uv_buf_t *buf) {
+    (void)wish;
+    kvf_control_t *control = ((conn_t *)handle->data)->control;
+    *buf = uv_buf_init(control->chunk, sizeof(control->chunk));
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
+    conn_t *conn = stream->data;
+    if (n < 0) {
+        if (n == UV_EOF) {
+            flush(conn); /* it may still read */
+        }
+        close_on_error(conn, (int)n);
+    } else if (n > 0 && !conn->silent) {
+        kvf_control_events_t *events = &conn->control->events;
+        events->bytes(events->ctx, conn->id, (const uint8_t *)buf->base, (size_t)n);
     }
 }
 
@@ -284,9 +287,9 @@ static conn_t *make_conn(kvf_control_t *control, bool inbound) {
     }
     /* Neither can fail: no socket is made yet. */
     (void)uv_tcp_init(control->loop, &conn->tcp);
-    (void)uv_timer_init(control->loop, &conn->flush_timer);
+    (void)uv_timer_init(control->loop, &conn->linger_timer);
     conn->tcp.data = conn;
-    conn->flush_timer.data = conn;
+    conn->linger_timer.data = conn;
     conn->control = control;
     conn->id = ++control->last_id;
     conn->inbound = inbound;
@@ -527,7 +530,7 @@ void kvf_control_close(kvf_control_t *control, uint64_t id) {
     if (conn->state == CONN_DIALLING && !unsent) {
         close_hard(conn, "");
     } else if (conn->state != CONN_CLOSING) {
-        (void)uv_timer_start(&conn->flush_timer, on_flush_timeout, FLUSH_MS, 0);
+        (void)uv_timer_start(&conn->linger_timer, on_linger_timeout, LINGER_MS, 0);
         if (conn->state == CONN_OPEN) {
             start_shutdown(conn);
         }

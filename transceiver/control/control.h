@@ -78,8 +78,8 @@ KVF_CHECK kvf_status_t kvf_control_dial(kvf_control_t *control, const char *addr
 
 /**
  * Send bytes in order. Also allowed while dialling: they leave when the connection is there. What
- * is sent between two calls of kvf_control_flush() costs one system call, and wakes the other end
- * once.
+ * is sent between two calls of kvf_control_flush() costs one system call for each 32 messages or
+ * 16 KiB, and wakes the other end as often.
  *
  * @param data  From the control's allocator; taken over, also on error.
  * @return KVF_OK (also for a connection that broke and whose `closed` has not come yet: the bytes
@@ -89,7 +89,8 @@ KVF_CHECK kvf_status_t kvf_control_dial(kvf_control_t *control, const char *addr
  */
 kvf_status_t kvf_control_send(kvf_control_t *control, uint64_t conn, uint8_t *data, size_t bytes);
 
-/** Write what was sent. Whoever runs the loop does it before the loop may sleep. */
+/** Write what was sent. Whoever runs the loop does it before the loop may sleep; a connection that
+ * is closed, and kvf_control_destroy(), do it by themselves. */
 void kvf_control_flush(kvf_control_t *control);
 
 /**
