@@ -11,6 +11,7 @@
 #include "kernels/move.h"
 #include "kernels/reshape.h"
 #include "tests/gpu/processes.h"
+#include "tests/gpu/windows.h"
 #include "tests/support/random.h"
 #include "transceiver/mem/cuda.h"
 #include "transceiver/mover/cuda.h"
@@ -21,10 +22,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MIB (UINT64_C(1) << 20)
-#define WINDOW_BYTES (64 * MIB)
 #define SKIPPED 77
 
 static kvf_cuda_t *cuda;
@@ -182,6 +181,28 @@ static void check_lanes(json_t *checks) {
     free(got);
 }
 
+/* Pages that are zeroed, and their neighbours that are not. */
+static void check_zeros(json_t *checks) {
+    static const int32_t slots[] = {3, 4, 5, 9, 0, 63, 20};
+    const uint64_t piece = 20000, bytes = 64 * piece;
+    uint8_t *want = random_bytes(bytes, 3), *got = malloc(bytes);
+    kvf_mem_t mem = memory(bytes);
+    put(&mem, want);
+    bool ok = got != NULL && kind->zero(&mem, piece, 7, slots, &detail) == KVF_OK;
+    for (int i = 0; ok && i < 7; i++) {
+        memset(want + (uint64_t)slots[i] * piece, 0, piece);
+    }
+    if (ok) {
+        get(&mem, got);
+        ok = memcmp(got, want, bytes) == 0;
+        (void)kvf_fail(&detail, KVF_ERR_IO, "bytes differ");
+    }
+    report(checks, "pages are zeroed", ok, detail.text);
+    mem.kind->free(&mem);
+    free(want);
+    free(got);
+}
+
 static void check_reshape(json_t *checks) {
     const kvf_layer_group_t groups[] = {{.n_layers = 4,
                                          .tokens_per_block = 16,
@@ -335,100 +356,6 @@ static void check_processes(json_t *checks, const char *program, int device, boo
     }
 }
 
-/* ---- how fast ---- */
-
-static double now_us(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The median of a window of pieces, every other slot of a pool; n = 0: one large copy. */
-static double window_us(kvf_lanes_t *lanes, const kvf_mem_t *to, const kvf_mem_t *from,
-                        uint64_t piece_bytes, uint64_t n, bool digests) {
-    double times[40];
-    int reps = is_short ? 3 : 40;
-    uint64_t *got = calloc(n + 1, sizeof(*got));
-    cudaStream_t stream = NULL;
-    if (got == NULL || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
-        exit(1);
-    }
-    for (int rep = -3; rep < reps; rep++) {
-        double began = now_us();
-        bool ok = true;
-        if (n == 0) {
-            ok = cudaMemcpyAsync(to->base, from->base, piece_bytes, cudaMemcpyDefault, stream) ==
-                     cudaSuccess &&
-                 cudaStreamSynchronize(stream) == cudaSuccess;
-        } else {
-            kvf_lane_t *lane = kvf_lanes_take(lanes);
-            for (uint64_t i = 0; i < n; i++) {
-                uint64_t at = 2 * ((i * 7919) % n) * piece_bytes;
-                kvf_lane_copy(lane, to->base + 2 * i * piece_bytes, from->base + at, piece_bytes,
-                              digests ? &got[i] : NULL);
-            }
-            ok = kvf_lane_finish(lane, &detail) == KVF_OK;
-            kvf_lanes_give(lane);
-        }
-        if (!ok) {
-            (void)fprintf(stderr, "a window failed: %s\n", detail.text);
-            exit(1);
-        }
-        if (rep >= 0) {
-            times[rep] = now_us() - began;
-        }
-    }
-    qsort(times, (size_t)reps, sizeof(times[0]), by_value);
-    (void)cudaStreamDestroy(stream);
-    free(got);
-    return times[reps / 2];
-}
-
-static json_t *measure(void) {
-    static const uint64_t sizes[] = {4096, 16384, 65536, 262144, 1048576};
-    uint64_t bytes = is_short ? 4 * MIB : WINDOW_BYTES;
-    json_t *rows = json_array();
-    kvf_lanes_t *lanes = NULL;
-    kvf_mem_t to = memory(2 * bytes), from = memory(2 * bytes);
-    if (kvf_lanes_create(kvf_alloc_default(), kvf_cuda_context(cuda), 1, &lanes, &detail) !=
-        KVF_OK) {
-        exit(1);
-    }
-    double one = window_us(lanes, &to, &from, bytes, 0, false);
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        double plain = window_us(lanes, &to, &from, sizes[i], bytes / sizes[i], false);
-        double digested = window_us(lanes, &to, &from, sizes[i], bytes / sizes[i], true);
-        double again = window_us(lanes, &to, &from, bytes, 0, false);
-        double reference = (one + again) / 2; /* before it and after it */
-        (void)fprintf(stderr,
-                      "%8lu-byte pieces: %.1f us, with digests %.1f us; one copy of all %.1f us: "
-                      "%.2f and %.2f of it\n",
-                      (unsigned long)sizes[i], plain, digested, reference, reference / plain,
-                      reference / digested);
-        (void)json_array_append_new(rows, json_pack("{s:I, s:f, s:f, s:f}", "piece_bytes",
-                                                    (json_int_t)sizes[i], "us", plain, "digests_us",
-                                                    digested, "one_copy_us", reference));
-        one = again;
-    }
-    double flat[3] = {window_us(lanes, &to, &from, 4096, 1, false),
-                      window_us(lanes, &to, &from, 4096, 256, false),
-                      window_us(lanes, &to, &from, 4096, 1, true)};
-    (void)fprintf(stderr,
-                  "flat: 1 piece %.1f us, 256 pieces %.1f us, 1 piece with digest %.1f us\n",
-                  flat[0], flat[1], flat[2]);
-    kvf_lanes_destroy(lanes);
-    to.kind->free(&to);
-    from.kind->free(&from);
-    return json_pack("{s:I, s:o, s:f, s:f, s:f}", "window_bytes", (json_int_t)bytes, "rows", rows,
-                     "flat_1_piece_us", flat[0], "flat_256_pieces_us", flat[1], "flat_1_digest_us",
-                     flat[2]);
-}
-
 int main(int argc, char **argv) {
     kvf_status_t status = kvf_cuda_open(kvf_alloc_default(), 0, &cuda, &detail);
     if (status != KVF_OK) {
@@ -446,6 +373,8 @@ int main(int argc, char **argv) {
     json_t *checks = json_object();
     check_moves(checks);
     check_lanes(checks);
+    check_zeros(checks);
+    report(checks, "a batch of copies", gpu_check_batch(cuda, &detail), detail.text);
     check_reshape(checks);
     check_attention(checks);
     int n_devices = 0;
@@ -458,7 +387,7 @@ int main(int argc, char **argv) {
         }
     }
     json_t *result = json_pack("{s:s, s:o, s:o}", "device", kvf_cuda_name(cuda), "checks", checks,
-                               "windows", measure());
+                               "windows", gpu_measure_windows(cuda, is_short));
     if (result == NULL || json_dumpf(result, stdout, JSON_INDENT(2)) != 0) {
         return 1;
     }

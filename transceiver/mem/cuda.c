@@ -117,15 +117,20 @@ static kvf_status_t cuda_read(const kvf_mem_t *mem, uint64_t off, void *dst, uin
     return copy(mem, dst, mem->base + off, bytes, NULL, detail);
 }
 
-/* On a stream that nobody else's work is in, and wait. */
+/* On a stream that nobody else's work is in, a call for each run of neighbours; and wait. */
 static kvf_status_t cuda_zero(kvf_mem_t *mem, uint64_t piece_bytes, int64_t n, const int32_t *slots,
                               kvf_detail_t *detail) {
     kvf_cuda_scope_t scope;
     cudaError_t error = enter(mem->kind->ctx, &scope);
     if (error == cudaSuccess) {
-        for (int64_t i = 0; i < n && error == cudaSuccess; i++) {
-            error = cudaMemsetAsync(mem->base + (uint64_t)slots[i] * piece_bytes, 0,
-                                    (size_t)piece_bytes, cudaStreamPerThread);
+        for (int64_t i = 0; i < n && error == cudaSuccess;) {
+            int32_t first = slots[i], last = first;
+            for (i++; i < n && (slots[i] == last + 1 || slots[i] == first - 1); i++) {
+                first = slots[i] < first ? slots[i] : first;
+                last = slots[i] > last ? slots[i] : last;
+            }
+            error = cudaMemsetAsync(mem->base + (uint64_t)first * piece_bytes, 0,
+                                    (size_t)(last - first + 1) * piece_bytes, cudaStreamPerThread);
         }
         /* Whoever has a page next writes to it: until one or the other is said, zeros may come. */
         cudaError_t ended = cudaStreamSynchronize(cudaStreamPerThread);

@@ -360,6 +360,25 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return error;
 }
 
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                 size_t n, struct cudaMemcpyAttributes *attributes, size_t *first,
+                                 size_t n_attributes, cudaStream_t stream) {
+    cudaError_t error = standin_enter("cudaMemcpyBatchAsync", cudaErrorUnknown);
+    if (n == 0 || n_attributes != 1 || first[0] != 0 ||
+        attributes[0].srcAccessOrder != cudaMemcpySrcAccessOrderStream || stream == NULL) {
+        abort();
+    }
+    (void)pthread_mutex_lock(&standin.lock);
+    for (size_t i = 0; i < n && error == cudaSuccess; i++) {
+        queue(stream, (op_t){.kind = OP_COPY,
+                             .to = (uintptr_t)to[i],
+                             .from = (uintptr_t)from[i],
+                             .bytes = bytes[i]});
+    }
+    (void)pthread_mutex_unlock(&standin.lock);
+    return error;
+}
+
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     cudaError_t error = standin_enter("cudaMemsetAsync", cudaErrorUnknown);
     if (value != 0) {
