@@ -5,6 +5,7 @@
     tests/e2e/bench_compare.py
 """
 import copy
+import json
 import pathlib
 import re
 import sys
@@ -117,6 +118,13 @@ def check_left_out():
     expect(f"a ratio is made of rounds that have both: {ratio}", abs(ratio - 0.9) < 1e-9)
 
 
+def check_raw():
+    data = made_up()
+    text = report.raw(data)
+    expect("the raw data come back", json.loads(text) == json.loads(json.dumps(data)))
+    expect("a line for each run", sum(line.startswith('  {"round"') for line in text.splitlines()) == len(data["runs"]))
+
+
 def check_page():
     page = report.markdown(made_up({**SPEEDS, "mapped-off": 8.0}))
     head = page[:page.index("## Targets")]
@@ -152,6 +160,7 @@ def main():
     check_ways()
     check_left_out()
     check_page()
+    check_raw()
     check_picture()
     for what in failures:
         print("not so:", what)

@@ -4,6 +4,7 @@
 A ratio is the median over the rounds of the ratios within a round, so that a machine that changes its pace in between
 changes both sides of it.
 """
+import json
 import statistics
 
 KIB = 1 << 10
@@ -248,7 +249,8 @@ def left_out(figures):
 
 HOW = """Blocks in seeded random order, no two adjacent, from a 1 GiB pool in one process to a 1 GiB pool in another, 64 MiB a
 transfer; every byte of every transfer is compared, apart from the time that is measured. Time runs from the request
-(of NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. Rounds: %d, in
+(of NIXL and Mooncake: from the post, without the making of it) to the moment when the receiver knows. The sender hashes
+what it has before the request comes, as it does where prefill has ended; the receiver hashes in the time. Rounds: %d, in
 which the candidates take turns, each with %d transfers after warm-up, and five times as many small ones. NIXL runs
 without its progress thread, which costs a core, and both its ends poll all the time, and over shared memory without
 error handling, which it needs there; Mooncake with connections that stay and room for all blocks in its queue. Their
@@ -268,6 +270,12 @@ def how(data):
             "| versions | %s |" % "; ".join("%s %s" % (name, text.replace("kvferry ", ""))
                                             for name, text in data["versions"].items()),
             "| date | %s, %d s |" % (data["date"], data["seconds"]), ""]
+
+
+def raw(data):
+    """The file of the raw data: a line for each run."""
+    head = json.dumps({key: value for key, value in data.items() if key != "runs"}, indent=1)
+    return head[:-2] + ',\n "runs": [\n' + ",\n".join("  " + json.dumps(run) for run in data["runs"]) + "\n ]\n}\n"
 
 
 def markdown(data):
