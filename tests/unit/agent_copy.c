@@ -5,8 +5,14 @@
 #include "../support/leaks.h"
 #include "transceiver/agent_impl.h"
 
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define MAX_BLOCKS 60
@@ -225,6 +231,68 @@ Test(agent_copy, mapped_needs_shared_memory, .timeout = 60) {
     cr_assert_not_null(strstr(detail.text, "kind shm"), "%s", detail.text);
     cr_assert_eq(kvf_agent_destroy(side.agent), KVF_OK);
     check_leaks();
+}
+
+/* Break the connections that this process has made to an address, as a network would. */
+static void cut(const char *address) {
+    const unsigned long port = strtoul(strrchr(address, ':') + 1, NULL, 10);
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in peer = {0};
+        socklen_t len = sizeof(peer);
+        if (getpeername(fd, (struct sockaddr *)&peer, &len) == 0 && peer.sin_family == AF_INET &&
+            ntohs(peer.sin_port) == port) {
+            cr_assert_eq(shutdown(fd, SHUT_RDWR), 0);
+            n++;
+        }
+    }
+    cr_assert_gt(n, 0);
+}
+
+/* The functions of an agent that its caller drives write to a connection that is gone: no signal
+ * ends the caller's process, and nothing that was said is lost. */
+Test(agent_copy, functions_after_the_connection_broke, .timeout = 60) {
+    side_t ctx = {.threads = 1}, gen = {.threads = 1};
+    char ticket[KVF_TICKET_BYTES];
+    kvf_send_t send;
+    kvf_recv_t recv;
+    (void)signal(SIGPIPE, SIG_DFL);
+    open_both(&ctx, &gen);
+    side_take(&ctx, 1, 3, true);
+    side_take(&gen, 1, 1, false);
+    const kvf_send_desc_t offer = {.request_id = "r",
+                                   .lengths = {.prompt_len = T},
+                                   .allocated_tokens = T,
+                                   .tables = ctx.tables,
+                                   .n_tables = 2};
+    cr_assert_eq(kvf_send_open(ctx.agent, &offer, on_event, &ctx, &send, NULL), KVF_OK);
+    cr_assert_eq(kvf_send_ticket(ctx.agent, send, ticket, sizeof(ticket)), KVF_OK);
+    const kvf_recv_desc_t fetch = {.request_id = "r",
+                                   .direction = KVF_PULL, /* each range is told */
+                                   .ticket = ticket,
+                                   .lengths = {.prompt_len = T},
+                                   .allocated_tokens = T,
+                                   .tables = gen.tables,
+                                   .n_tables = 2,
+                                   .handoff = KVF_HANDOFF_NONE};
+    cr_assert_eq(kvf_recv_open(gen.agent, &fetch, on_event, &gen, &recv, NULL), KVF_OK);
+    for (int i = 0; i < 2000; i++) { /* until the request has come */
+        kvf_agent_progress(gen.agent);
+        kvf_agent_progress(ctx.agent);
+        (void)usleep(100);
+    }
+    cut(kvf_loop_address(ctx.agent->loop));
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        const kvf_range_t range = {.layer_first = layer, .layer_end = layer + 1, .token_end = T};
+        cr_assert_eq(kvf_send_ready(ctx.agent, send, &range, NULL, NULL), KVF_OK);
+    }
+    cr_assert_eq(kvf_send_finish(ctx.agent, send, NULL, NULL), KVF_OK);
+    finish(&ctx, &gen);
+    cr_assert_eq(gen.status, KVF_OK);
+    cr_assert_eq(wrong_bytes(&gen, 1, T), 0);
+    side_give(&ctx, 1);
+    side_give(&gen, 1);
+    close_both(&ctx, &gen);
 }
 
 /* The sender's memory changes behind the digest: what was copied is not what was sent, and that is
