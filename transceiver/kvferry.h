@@ -452,7 +452,8 @@ typedef struct kvf_range {
  * finished); KVF_ERR_UNCOVERED (a live block of the range is unbound; the text names groups and
  * ordinals); KVF_ERR_RANGE; KVF_ERR_BUSY (a page is being written); KVF_ERR_IO (the fence cannot be
  * waited for); KVF_ERR_NO_MEMORY.
- * @cost O(layers), and O(blocks) with tables
+ * @cost O(layers), and O(blocks) with tables; then, where nobody has asked for it yet, up to eight
+ * windows of pieces are handed to the threads that digest
  */
 KVF_API KVF_CHECK kvf_status_t kvf_send_ready(kvf_agent_t *agent, kvf_send_t send,
                                               const kvf_range_t *range, const void *fence,

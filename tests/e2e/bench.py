@@ -41,6 +41,7 @@ def measure(*args):
                (name == "bytes_per_s" and "exposed" in args and line[name] is None))
     expect(f"{args}: times rise", 0 < line["us"]["min"] <= line["us"]["p50"] <= line["us"]["p99"] < 60e6)
     expect(f"{args}: verified", line["verified"] is True and line["mismatched_bytes"] == 0)
+    expect(f"{args}: references post nothing", ("posting_ns" in line) == ("--reference" not in args))
     expect(f"{args}: numbers come back", (line["block_bytes"], line["blocks"], line["reps"], line["pool_bytes"]) ==
            (4096, 5, 3, 65536))
     return line
