@@ -21,8 +21,8 @@ static bool is_drained(const kvf_send_op_t *send) {
 }
 
 void kvf_send_finish_off(kvf_send_op_t *send) {
-    if (!send->offered || (send->op.status == KVF_OK && send->ahead.n_posted > 0)) {
-        return; /* or it is soon: digests that nobody waits for any more are being made */
+    if (!send->offered) {
+        return;
     }
     if (!is_drained(send)) {
         if (!send->op.doubted) {

@@ -96,7 +96,7 @@ bool gpu_check_batch(kvf_cuda_t *cuda, kvf_detail_t *detail) {
     enum { N = 50, PIECE = 20000 };
     const uint64_t bytes = UINT64_C(2) * N * PIECE;
     uint8_t *from = malloc(bytes), *want = malloc(bytes), *got = malloc(bytes);
-    scene_t scene;
+    scene_t scene = {0};
     bool ok = from != NULL && want != NULL && got != NULL && scene_open(&scene, cuda, bytes, N);
     if (!ok) {
         (void)fprintf(stderr, "no memory for two pools: %s\n", scene.detail.text);
@@ -157,7 +157,7 @@ json_t *gpu_measure_windows(kvf_cuda_t *cuda, bool is_short) {
     const uint64_t bytes = is_short ? 4 * MIB : 64 * MIB;
     const int reps = is_short ? 3 : MAX_REPS;
     json_t *rows = json_array();
-    scene_t scene;
+    scene_t scene = {0};
     if (!scene_open(&scene, cuda, 2 * bytes, bytes / sizes[0])) {
         (void)fprintf(stderr, "no memory to measure: %s\n", scene.detail.text);
         exit(1);

@@ -289,6 +289,7 @@ Test(agent_copy, functions_after_the_connection_broke, .timeout = 60) {
     cr_assert_eq(kvf_send_finish(ctx.agent, send, NULL, NULL), KVF_OK);
     finish(&ctx, &gen);
     cr_assert_eq(gen.status, KVF_OK);
+    cr_assert_eq(ctx.status, KVF_OK);
     cr_assert_eq(wrong_bytes(&gen, 1, T), 0);
     side_give(&ctx, 1);
     side_give(&gen, 1);
