@@ -13,6 +13,8 @@ import subprocess
 import sys
 
 # Scenarios without faults.
+# Of these seeds, those in which a digest takes longer than quarantine, of a send that ended.
+LATE_DIGESTS = ("liar", "network", "pause")
 CALM = ("calm", "ends", "proofs", "lent")
 
 
@@ -53,8 +55,7 @@ def frame(program):
         expect(f"{name}: it has faults, but for those that say not",
                (sum(told[0]["faults"].values()) > 0) == (name not in CALM))
         expect(f"{name}: pages are poisoned only where nobody checks, or copies or digests are late",
-               told[0]["poisoned"] == 0 or name in ("onesided", "mapped") or told[0]["faults"]["slow"] > 0)
-        expect(f"{name}: where nobody checks, they are", name != "onesided" or told[0]["poisoned"] > 0)
+               name == "mapped" or (told[0]["poisoned"] > 0) == (name in ("onesided", *LATE_DIGESTS)))
         expect(f"{name}: receivers copy where they may",
                (told[0]["copied_bytes"] > 0) == (name not in ("calm", "liar", "proofs")))
         expect(f"{name}: or fetch", name not in ("lent", "mapped") or told[0]["fetched_bytes"] > 0)
