@@ -15,7 +15,7 @@ import sys
 NOTICED_BY = {
     "free_at_cancel": ("onesided", 10),
     "free_at_timeout": ("onesided", 20),
-    "settle_without_proof": ("onesided", 100),
+    "settle_without_proof": ("onesided", 40),
     "ignore_drained": ("proofs", 5),
     "drain_too_early": ("onesided", 20),
     "failure_is_proof": ("onesided", 200),
