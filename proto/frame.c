@@ -24,6 +24,7 @@ const char *kvf_frame_type_name(kvf_frame_type_t type) {
         [KVF_FRAME_JOIN] = "join",
         [KVF_FRAME_LEAVE] = "leave",
         [KVF_FRAME_FETCH] = "fetch",
+        [KVF_FRAME_JOINED] = "joined",
     };
     return type >= KVF_FRAME_HELLO && type < KVF_FRAME_TYPES_END ? names[type] : "unknown";
 }

@@ -28,10 +28,11 @@ typedef enum kvf_frame_type {
     KVF_FRAME_JOIN,
     KVF_FRAME_LEAVE,
     KVF_FRAME_FETCH,
+    KVF_FRAME_JOINED,
     KVF_FRAME_TYPES_END /**< behind the last */
 } kvf_frame_type_t;
 
-/** @return "hello" .. "fetch", or "unknown". Static storage; any thread. */
+/** @return "hello" .. "joined", or "unknown". Static storage; any thread. */
 const char *kvf_frame_type_name(kvf_frame_type_t type);
 
 /** Write a header. @param payload_bytes  Below 2^32. @thread any */

@@ -195,6 +195,10 @@ static const char *check_join(ProtobufCMessage *message) {
                                                                                : NULL;
 }
 
+static const char *check_joined(ProtobufCMessage *message) {
+    return ((Kvf__Wire__Joined *)message)->answer.len > KVF_ANSWER_BYTES ? "answer" : NULL;
+}
+
 static const char *check_leave(ProtobufCMessage *message) {
     cut_sentence(((Kvf__Wire__Leave *)message)->message);
     return NULL;
@@ -232,6 +236,7 @@ static const struct {
     [KVF_FRAME_JOIN] = {&kvf__wire__join__descriptor, check_join},
     [KVF_FRAME_LEAVE] = {&kvf__wire__leave__descriptor, check_leave},
     [KVF_FRAME_FETCH] = {&kvf__wire__fetch__descriptor, check_fetch},
+    [KVF_FRAME_JOINED] = {&kvf__wire__joined__descriptor, check_joined},
 };
 
 /* ---- packing ---- */

@@ -17,9 +17,11 @@
 /** Transfers that one heartbeat names, at the most. */
 #define KVF_RENEWED_PER_BEAT 1024
 
-/** Block ranges that one Fetch asks for, and bytes of a Join's invitation, at the most. */
+/** Block ranges that one Fetch asks for, bytes of a Join's invitation, and of a Joined's answer, at
+ * the most. */
 #define KVF_FETCHED_AT_ONCE 256
 #define KVF_INVITATION_BYTES 256
+#define KVF_ANSWER_BYTES 8192
 
 /** Sentences (of Refuse, Abort, Leave, Bye) are cut here when they come in; odd bytes become '?'.
  */

@@ -61,8 +61,9 @@ static const kvf_key_t keys[] = {
      "is possible, else tcp, or ucx if both nodes name UCX's transports; the decode node's setting "
      "counts, but a prefill node of kind tcp or ucx lends nothing; nccl: both nodes of cuda, each "
      "with a device of its own, fetch through NCCL, "
-     "with mover.digests, and both must say so",
-     0, 0, LIST("auto", "mapped", "tcp", "ucx", "cuda", "nccl"), AT(mover)},
+     "with mover.digests, and both must say so; rdma: their network cards read, and both must say "
+     "so",
+     0, 0, LIST("auto", "mapped", "tcp", "ucx", "cuda", "nccl", "rdma"), AT(mover)},
     {"mover.direction", KVF_KEY_CHOICE, "push", NULL,
      "push: the prefill node sends what is ready; pull: what the decode node asks for; the decode "
      "node's setting counts",

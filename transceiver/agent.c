@@ -13,6 +13,8 @@
 #define TCP "tcp"
 #define UCX "ucx"
 
+bool kvf_agent_rdma_over_software = false;
+
 /* ---- configuration ---- */
 
 void kvf_agent_config_init(kvf_agent_config_t *config) {
@@ -72,9 +74,10 @@ static kvf_status_t check_config(const kvf_agent_config_t *config, kvf_detail_t 
     }
     if (strcmp(config->mover, "auto") != 0 && strcmp(config->mover, TCP) != 0 &&
         strcmp(config->mover, UCX) != 0 && strcmp(config->mover, KVF_MAPPED) != 0 &&
-        strcmp(config->mover, KVF_CUDA) != 0 && strcmp(config->mover, KVF_NCCL) != 0) {
+        strcmp(config->mover, KVF_CUDA) != 0 && strcmp(config->mover, KVF_NCCL) != 0 &&
+        strcmp(config->mover, KVF_RDMA) != 0) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "mover %.32s: there are auto, mapped, tcp, ucx, cuda and nccl",
+                        "mover %.32s: there are auto, mapped, tcp, ucx, cuda, nccl and rdma",
                         config->mover);
     }
     if (config->mover_threads > 64) {
@@ -190,7 +193,8 @@ static void choose_movers(kvf_agent_t *agent) {
 static kvf_status_t open_ucx(kvf_agent_t *agent, kvf_detail_t *detail) {
     char host[KVF_ADDRESS_TEXT_BYTES];
     kvf_address_host(&agent->host, host);
-    const kvf_ucx_config_t ucx = {agent->config.ucx_tls, agent->config.ucx_devices, host};
+    const kvf_ucx_config_t ucx = {
+        .tls = agent->config.ucx_tls, .devices = agent->config.ucx_devices, .listen_host = host};
     return kvf_ucx_create(&ucx, agent->alloc, &agent->log, &agent->ucx, detail);
 }
 
@@ -237,7 +241,8 @@ err_free:
 }
 
 const char *kvf_agent_mapped_name(const kvf_agent_t *agent) {
-    return agent->cuda == NULL                          ? KVF_MAPPED
+    return strcmp(agent->config.mover, KVF_RDMA) == 0   ? KVF_RDMA
+           : agent->cuda == NULL                        ? KVF_MAPPED
            : strcmp(agent->config.mover, KVF_NCCL) == 0 ? KVF_NCCL
                                                         : KVF_CUDA;
 }

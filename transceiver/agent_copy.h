@@ -5,8 +5,8 @@
 /**
  * @file
  * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers'
- * pools), agent_device.c (pages on a device), agent_nccl.c (paths to fetch by) and agent_fence.c
- * (when pages are written). Only these include it.
+ * pools), agent_device.c (pages on a device), agent_nccl.c and agent_rdma.c (paths to fetch by) and
+ * agent_fence.c (when pages are written). Only these include it.
  */
 
 #include "transceiver/agent_impl.h"
@@ -14,6 +14,7 @@
 typedef struct kvf_device_copier kvf_device_copier_t;
 typedef struct kvf_wait kvf_wait_t;
 typedef struct kvf_paths kvf_paths_t;
+typedef struct kvf_routing kvf_routing_t;
 
 struct kvf_copier {
     kvf_agent_t *agent;
@@ -23,6 +24,7 @@ struct kvf_copier {
     bool mapped_ready;           /* its descriptor was readable */
     kvf_device_copier_t *device; /* NULL: the CPU reaches the pages */
     kvf_paths_t *paths;          /* NULL: the mover is not nccl */
+    kvf_routing_t *routing;      /* NULL: the mover is not rdma */
     kvf_job_t *short_first, *short_last;
     uint64_t n_posted;              /* jobs that the crew has */
     kvf_wait_t *waits, *waits_last; /* for fences */
@@ -79,10 +81,43 @@ bool kvf_paths_verify(kvf_paths_t *paths, kvf_verify_t *verify);
 KVF_CHECK kvf_status_t kvf_paths_map(kvf_paths_t *paths, uint64_t peer, const void *address,
                                      size_t bytes, kvf_detail_t *detail);
 void kvf_paths_unmap(kvf_paths_t *paths, uint64_t peer);
+/** And join, leave, serve and evict. */
+KVF_CHECK kvf_status_t kvf_paths_join(kvf_paths_t *paths, uint64_t peer, uint64_t number,
+                                      const void *invitation, size_t bytes, kvf_detail_t *detail);
+void kvf_paths_leave(kvf_paths_t *paths, uint64_t peer, uint64_t number, bool own, const char *why);
+void kvf_paths_serve(kvf_paths_t *paths, kvf_serve_t *serve);
+void kvf_paths_evict(kvf_paths_t *paths, uint64_t peer);
 /** Tell the core what has happened, and begin what can be. @return How many things. */
 unsigned kvf_paths_progress(kvf_paths_t *paths);
 /** @return Whether it has work that no wake tells of. */
 bool kvf_paths_is_busy(const kvf_paths_t *paths);
+
+/* ---- agent_rdma.c ---- */
+
+/** Offer paths to peers. @return KVF_OK; KVF_ERR_UNSUPPORTED and KVF_ERR_INVALID (no network card
+ * that reads; a UCX that does not know devices), KVF_ERR_NO_MEMORY, KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_routing_create(kvf_copier_t *copier, kvf_detail_t *detail);
+/** Nothing of the core's is with it. */
+void kvf_routing_destroy(kvf_copier_t *copier);
+/** Take a job whose bytes are a peer's. @return false: there is no path to it. */
+bool kvf_routing_verify(kvf_routing_t *routing, kvf_verify_t *verify);
+/** The core's actions map (least: how long the peer's pools are), unmap, join, joined, leave and
+ * evict. */
+KVF_CHECK kvf_status_t kvf_routing_map(kvf_routing_t *routing, uint64_t peer, const void *address,
+                                       size_t bytes, const uint64_t *least, kvf_detail_t *detail);
+void kvf_routing_unmap(kvf_routing_t *routing, uint64_t peer);
+KVF_CHECK kvf_status_t kvf_routing_join(kvf_routing_t *routing, uint64_t peer, uint64_t number,
+                                        const void *invitation, size_t bytes, kvf_detail_t *detail);
+void kvf_routing_joined(kvf_routing_t *routing, uint64_t peer, uint64_t number, const void *answer,
+                        size_t bytes);
+void kvf_routing_leave(kvf_routing_t *routing, uint64_t peer, uint64_t number, bool own,
+                       const char *why);
+void kvf_routing_evict(kvf_routing_t *routing, uint64_t peer);
+/** Tell the core what has happened, and begin what can be. @return How many things. */
+unsigned kvf_routing_progress(kvf_routing_t *routing);
+/** As kvf_rdma_fd(), kvf_rdma_arm(). */
+int kvf_routing_fd(const kvf_routing_t *routing);
+bool kvf_routing_arm(const kvf_routing_t *routing);
 
 /* ---- agent_fence.c ---- */
 

@@ -67,6 +67,10 @@ static kvf_status_t do_join(void *ctx, uint64_t peer, uint64_t path, const void 
     return kvf_copier_join(((kvf_driver_t *)ctx)->copier, peer, path, invitation, bytes, detail);
 }
 
+static void do_joined(void *ctx, uint64_t peer, uint64_t path, const void *answer, size_t bytes) {
+    kvf_copier_joined(((kvf_driver_t *)ctx)->copier, peer, path, answer, bytes);
+}
+
 static void do_leave(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why) {
     kvf_copier_leave(((kvf_driver_t *)ctx)->copier, peer, path, own, why);
 }
@@ -155,10 +159,13 @@ kvf_status_t kvf_driver_make_core(kvf_driver_t *driver, kvf_detail_t *detail) {
         .mapped_name = kvf_agent_mapped_name(agent),
         .hashes_leaves = agent->cuda == NULL, /* else the device hashes what it stores */
     };
-    if (strcmp(config.mapped_name, KVF_NCCL) == 0) {
+    const bool fetches = strcmp(config.mapped_name, KVF_NCCL) == 0;
+    const bool reads = strcmp(config.mapped_name, KVF_RDMA) == 0;
+    config.out.serve = fetches ? do_serve : NULL;
+    config.out.joined = reads ? do_joined : NULL;
+    if (fetches || reads) {
         config.out.join = do_join;
         config.out.leave = do_leave;
-        config.out.serve = do_serve;
         config.out.evict = do_evict;
     }
     for (uint32_t i = 0; i < agent->n_movers; i++) {

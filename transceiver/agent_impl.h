@@ -5,8 +5,8 @@
 /**
  * @file
  * The agent from inside: agent.c and agent_pool.c (the public functions), agent_loop.c (the thread
- * that drives the core), agent_copy.c, agent_device.c, agent_nccl.c (what that thread and its
- * helpers do with bytes). Tests may include it to put a decorator around the mover.
+ * that drives the core), agent_copy.c, agent_device.c, agent_nccl.c, agent_rdma.c (what that thread
+ * and its helpers do with bytes). Tests may include it to put a decorator around the mover.
  */
 
 #include "kvmgr/base/mem.h"
@@ -56,6 +56,9 @@ struct kvf_agent {
     void *make_mover_ctx;
 };
 
+/** False; tests of the mover rdma set it before they start an agent. See kvf_ucx_config_t. */
+extern bool kvf_agent_rdma_over_software;
+
 /** What make_mover is without a decorator; ctx is not used. */
 KVF_CHECK kvf_status_t kvf_agent_make_mover(void *ctx, kvf_agent_t *agent, const char *name,
                                             const kvf_mover_sink_t *sink, kvf_mover_t **mover_p,
@@ -64,8 +67,8 @@ KVF_CHECK kvf_status_t kvf_agent_make_mover(void *ctx, kvf_agent_t *agent, const
 /** @return Whether its configuration says that windows are all, so that nobody maps its pools. */
 bool kvf_agent_only_carries(const kvf_agent_t *agent);
 
-/** @return The mover by which receivers get bytes themselves, if they can: KVF_MAPPED, KVF_CUDA or
- * KVF_NCCL; by its pools and its configuration. */
+/** @return The mover by which receivers get bytes themselves, if they can: KVF_MAPPED, KVF_CUDA,
+ * KVF_NCCL or KVF_RDMA; by its pools and its configuration. */
 const char *kvf_agent_mapped_name(const kvf_agent_t *agent);
 
 /** Make the core and the loop of an agent; with a thread if `threaded`. @return as
@@ -143,9 +146,11 @@ void kvf_copier_digest(kvf_copier_t *copier, kvf_window_t *window);
 KVF_CHECK kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *address,
                                       size_t bytes, const int64_t *n_pages, kvf_detail_t *detail);
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer);
-/** The core's actions join, leave, serve and evict, if the mover is nccl. */
+/** The core's actions join, joined, leave, serve and evict, if the mover is nccl or rdma. */
 KVF_CHECK kvf_status_t kvf_copier_join(kvf_copier_t *copier, uint64_t peer, uint64_t number,
                                        const void *invitation, size_t bytes, kvf_detail_t *detail);
+void kvf_copier_joined(kvf_copier_t *copier, uint64_t peer, uint64_t number, const void *answer,
+                       size_t bytes);
 void kvf_copier_leave(kvf_copier_t *copier, uint64_t peer, uint64_t number, bool own,
                       const char *why);
 void kvf_copier_serve(kvf_copier_t *copier, kvf_serve_t *serve);
@@ -158,6 +163,8 @@ bool kvf_copier_waits(const kvf_copier_t *copier);
 bool kvf_copier_is_busy(const kvf_copier_t *copier);
 /** @return A descriptor to watch for input, of which kvf_copier_readable() tells; or -1. */
 int kvf_copier_fd(const kvf_copier_t *copier);
+/** @return true: what happens from now on makes it readable; false: there is something. */
+bool kvf_copier_arm(const kvf_copier_t *copier);
 /** The next kvf_copier_progress() looks there. */
 void kvf_copier_readable(kvf_copier_t *copier);
 

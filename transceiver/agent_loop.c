@@ -193,7 +193,7 @@ static bool prepare_sleep(kvf_loop_t *loop) {
             return false;
         }
     }
-    return true;
+    return kvf_copier_arm(loop->driver.copier);
 }
 
 static void sleep_once(kvf_loop_t *loop) {

@@ -199,8 +199,7 @@ bool kvf_paths_verify(kvf_paths_t *paths, kvf_verify_t *verify) {
     return path != NULL;
 }
 
-void kvf_copier_serve(kvf_copier_t *copier, kvf_serve_t *serve) {
-    kvf_paths_t *paths = copier->paths;
+void kvf_paths_serve(kvf_paths_t *paths, kvf_serve_t *serve) {
     path_t *path = find(paths, serve->peer, false, &serve->path);
     paths->dirty = true;
     if (path != NULL) {
@@ -298,9 +297,8 @@ void kvf_paths_unmap(kvf_paths_t *paths, uint64_t peer) {
     }
 }
 
-kvf_status_t kvf_copier_join(kvf_copier_t *copier, uint64_t peer, uint64_t number,
-                             const void *invitation, size_t bytes, kvf_detail_t *detail) {
-    kvf_paths_t *paths = copier->paths;
+kvf_status_t kvf_paths_join(kvf_paths_t *paths, uint64_t peer, uint64_t number,
+                            const void *invitation, size_t bytes, kvf_detail_t *detail) {
     if (find(paths, peer, false, &number) != NULL) {
         return kvf_fail(detail, KVF_ERR_INVALID, "there is a path of that number");
     }
@@ -317,9 +315,9 @@ kvf_status_t kvf_copier_join(kvf_copier_t *copier, uint64_t peer, uint64_t numbe
     return KVF_OK;
 }
 
-void kvf_copier_leave(kvf_copier_t *copier, uint64_t peer, uint64_t number, bool own,
-                      const char *why) {
-    path_t *path = find(copier->paths, peer, own, &number);
+void kvf_paths_leave(kvf_paths_t *paths, uint64_t peer, uint64_t number, bool own,
+                     const char *why) {
+    path_t *path = find(paths, peer, own, &number);
     char text[KVF_DETAIL_BYTES];
     if (path != NULL) {
         path->heard = true;
@@ -328,9 +326,9 @@ void kvf_copier_leave(kvf_copier_t *copier, uint64_t peer, uint64_t number, bool
     }
 }
 
-void kvf_copier_evict(kvf_copier_t *copier, uint64_t peer) {
+void kvf_paths_evict(kvf_paths_t *paths, uint64_t peer) {
     path_t *path;
-    LL_FOREACH(copier->paths->first, path) {
+    LL_FOREACH(paths->first, path) {
         if (path->peer == peer && !path->own && !path->left) {
             leave(path, "the sender has given the receiver up");
         }

@@ -25,9 +25,10 @@
  * CPU, or where the pools are a device's with that. To the core they are one: `mapped`. */
 #define KVF_MAPPED "mapped"
 #define KVF_CUDA "cuda"
-/** The same for pools that it has not mapped: its sender sends what it asks for, through a path of
- * their own (fetch.c). */
+/** The same for pools that it has not mapped: through a path of their own (fetch.c) its sender
+ * sends what it asks for; or the receiver's network card reads it there. */
 #define KVF_NCCL "nccl"
+#define KVF_RDMA "rdma"
 
 typedef struct kvf_core kvf_core_t;
 
@@ -105,16 +106,19 @@ typedef struct kvf_core_out {
     void (*verify)(void *ctx, kvf_verify_t *job);
 
     /* Only of drivers whose peers fetch through paths (fetch.c); else NULL. Such a driver's map
-     * makes a path, by kvf_core_invite(), and its verify asks by kvf_core_fetch(). */
+     * makes a path, by kvf_core_invite(). */
     /** A peer has made a path to fetch by: make the end of it that is ours. @return KVF_OK: it
      * counts as a mapping of our pools, and kvf_core_returned() follows when it has ended; or why
      * not. */
     kvf_status_t (*join)(void *ctx, uint64_t peer, uint64_t path, const void *invitation,
                          size_t bytes, kvf_detail_t *detail);
+    /** The other end of a path of ours is there (kvf_core_answer()). NULL: nobody says so. */
+    void (*joined)(void *ctx, uint64_t peer, uint64_t path, const void *answer, size_t bytes);
     /** A path has ended at its other end, or is to end: end ours. @param own  It is one that we
      * fetch by. */
     void (*leave)(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why);
-    /** Send; kvf_core_served() follows. */
+    /** Send; kvf_core_served() follows. NULL where nobody asks: else a driver's verify asks by
+     * kvf_core_fetch(). */
     void (*serve)(void *ctx, kvf_serve_t *serve);
     /** The peer is given up: end every path that it fetches by. */
     void (*evict)(void *ctx, uint64_t peer);
@@ -142,7 +146,7 @@ typedef struct kvf_core_config {
     const char *mover_names[KVF_CORE_MOVERS];
     uint32_t n_movers;       /**< at least 1 */
     bool movers_checked;     /**< all of them, or none */
-    const char *mapped_name; /**< KVF_CUDA, KVF_NCCL; NULL: KVF_MAPPED */
+    const char *mapped_name; /**< KVF_CUDA, KVF_NCCL, KVF_RDMA; NULL: KVF_MAPPED */
     bool hashes_leaves; /**< the driver hashes what lands, where kvf_core_grant_check() says so */
 } kvf_core_config_t;
 
@@ -244,6 +248,9 @@ void kvf_core_unmapped(kvf_core_t *core, uint64_t peer, const char *why);
 /* ---- events: paths by which one agent fetches from another ---- */
 /** Ask a peer to make its end of a path of ours. @param path  Not 0, and never used again. */
 void kvf_core_invite(kvf_core_t *core, uint64_t peer, uint64_t path, const void *invitation,
+                     size_t bytes);
+/** Our end of a path of a peer's is there: tell it, and how to use it. */
+void kvf_core_answer(kvf_core_t *core, uint64_t peer, uint64_t path, const void *answer,
                      size_t bytes);
 /** A path has ended here: tell the peer. @param own  It is one that we fetch by. */
 void kvf_core_left(kvf_core_t *core, uint64_t peer, uint64_t path, bool own, const char *why);

@@ -285,6 +285,7 @@ kvf_peer_t *kvf_peer_numbered(kvf_core_t *core, uint64_t number);
 bool kvf_peer_lend(kvf_peer_t *peer);
 /* fetch.c */
 void kvf_peer_on_join(kvf_peer_t *peer, const Kvf__Wire__Join *join);
+void kvf_peer_on_joined(kvf_peer_t *peer, const Kvf__Wire__Joined *joined);
 void kvf_peer_on_leave(kvf_peer_t *peer, const Kvf__Wire__Leave *leave);
 /** @return KVF_OK, also when there is nothing to be sent any more, which ends the path;
  * KVF_ERR_PROTOCOL (what was not

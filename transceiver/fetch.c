@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Paths: a receiver that cannot map its sender's pools asks for what was committed, and the sender
- * sends it, through a communicator of the two (the mover nccl). Both ends are told of each other's
- * here, over the control channel; what goes through a path is the driver's.
+/* Paths: a receiver that cannot map its sender's pools has a connection to it. With the mover nccl,
+ * a communicator of the two, it asks for what was committed, and the sender sends that; with rdma
+ * it reads there by itself. Both ends are told of each other's here, over the control channel; what
+ * goes through a path is the driver's.
  *
  * To the rest of the core it is a mapping: nothing goes into a receiver's page that it has not
  * asked for itself, so its own last job is the proof that its pages are quiet. A sender's pages are
@@ -20,6 +21,18 @@ void kvf_core_invite(kvf_core_t *core, uint64_t number, uint64_t path, const voi
     join.invitation = (ProtobufCBinaryData){bytes, (uint8_t *)(uintptr_t)invitation};
     if (peer != NULL) {
         kvf_peer_tell(peer, KVF_FRAME_JOIN, &join.base);
+    }
+}
+
+void kvf_core_answer(kvf_core_t *core, uint64_t number, uint64_t path, const void *answer,
+                     size_t bytes) {
+    kvf_peer_t *peer = kvf_peer_numbered(core, number);
+    Kvf__Wire__Joined joined;
+    kvf__wire__joined__init(&joined);
+    joined.path = path;
+    joined.answer = (ProtobufCBinaryData){bytes, (uint8_t *)(uintptr_t)answer};
+    if (peer != NULL) {
+        kvf_peer_tell(peer, KVF_FRAME_JOINED, &joined.base);
     }
 }
 
@@ -52,6 +65,14 @@ void kvf_peer_on_join(kvf_peer_t *peer, const Kvf__Wire__Join *join) {
     }
     if (status != KVF_OK) {
         tell_leave(peer, join->path, false, detail.text);
+    }
+}
+
+void kvf_peer_on_joined(kvf_peer_t *peer, const Kvf__Wire__Joined *joined) {
+    kvf_core_t *core = peer->core;
+    if (core->out.joined != NULL) {
+        core->out.joined(core->out.ctx, peer->number, joined->path, joined->answer.data,
+                         joined->answer.len);
     }
 }
 
@@ -115,6 +136,9 @@ kvf_status_t kvf_send_on_fetch(kvf_peer_t *peer, const Kvf__Wire__Fetch *fetch,
     kvf_core_t *core = peer->core;
     kvf_transfer_id_t id = kvf_transfer_id_read(fetch->transfer);
     kvf_send_op_t *send = kvf_send_claimed(peer, &id);
+    if (core->out.serve == NULL) {
+        return kvf_fail(detail, KVF_ERR_PROTOCOL, "this node sends nothing that is asked for");
+    }
     if (send == NULL || !send->offered) {
         /* It crossed the end of what it was for. The receiver has a message come in that will not:
          * what is sent next would be taken for it. */

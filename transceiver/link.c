@@ -385,6 +385,9 @@ static void on_message(kvf_link_t *link, kvf_frame_type_t type, ProtobufCMessage
     case KVF_FRAME_JOIN:
         kvf_peer_on_join(peer, (const Kvf__Wire__Join *)base);
         break;
+    case KVF_FRAME_JOINED:
+        kvf_peer_on_joined(peer, (const Kvf__Wire__Joined *)base);
+        break;
     case KVF_FRAME_LEAVE:
         kvf_peer_on_leave(peer, (const Kvf__Wire__Leave *)base);
         break;

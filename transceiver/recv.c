@@ -320,7 +320,7 @@ static bool choose_mover(kvf_recv_op_t *recv) {
                          "the context node's pools cannot be mapped, and mover is not auto; are "
                          "both on this machine, with pools of shared memory (mapped), or of "
                          "devices that reach each other (cuda)? or have both mover nccl, and a "
-                         "device each?",
+                         "device each, or both mover rdma, and cards that reach each other?",
                          true);
         }
         return false;

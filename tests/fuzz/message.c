@@ -105,6 +105,9 @@ static void check_promises(kvf_frame_type_t type, const ProtobufCMessage *messag
     case KVF_FRAME_JOIN:
         FUZZ_CHECK(((const Kvf__Wire__Join *)message)->invitation.len <= KVF_INVITATION_BYTES);
         break;
+    case KVF_FRAME_JOINED:
+        FUZZ_CHECK(((const Kvf__Wire__Joined *)message)->answer.len <= KVF_ANSWER_BYTES);
+        break;
     case KVF_FRAME_LEAVE:
         FUZZ_CHECK(
             kvf_text_ok(((const Kvf__Wire__Leave *)message)->message, 0, KVF_SENTENCE_BYTES));

@@ -125,6 +125,11 @@ static void put_messages(void) {
     join.path = 3;
     join.invitation = request.ticket;
     put_message(KVF_FRAME_JOIN, "join", &join.base);
+    Kvf__Wire__Joined joined;
+    kvf__wire__joined__init(&joined);
+    joined.path = 3;
+    joined.answer = request.ticket;
+    put_message(KVF_FRAME_JOINED, "joined", &joined.base);
     Kvf__Wire__Leave leave;
     kvf__wire__leave__init(&leave);
     leave.path = 3;

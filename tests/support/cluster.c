@@ -74,6 +74,11 @@ static kvf_status_t do_join(void *ctx, uint64_t peer, uint64_t path, const void 
     return status == KVF_OK ? status : kvf_fail(detail, status, "that is no invitation");
 }
 
+static void do_joined(void *ctx, uint64_t peer, uint64_t path, const void *answer, size_t bytes) {
+    const node_t *node = ctx;
+    paths_joined(node->cluster->paths, node, peer, path, answer, bytes);
+}
+
 static void do_leave(void *ctx, uint64_t peer, uint64_t path, bool own, const char *why) {
     const node_t *node = ctx;
     (void)why;
@@ -360,6 +365,7 @@ static void node_start(node_t *node) {
     };
     if (cluster->options.fetch) {
         config.out.join = do_join;
+        config.out.joined = cluster->options.answer ? do_joined : NULL;
         config.out.leave = do_leave;
         config.out.serve = do_serve;
         config.out.evict = do_evict;
@@ -446,7 +452,7 @@ cluster_t *cluster_create(const cluster_options_t *options) {
     cluster->options.device |= getenv("KVF_TEST_DEVICE") != NULL;
     cluster->options.fetch |= getenv("KVF_TEST_FETCH") != NULL;
     cluster->mappings = mappings_create();
-    cluster->paths = paths_create();
+    cluster->paths = paths_create(cluster->options.answer);
     cluster->now_us = 1000000;
     kvf_sim_config_t sim = {.checked = !options->one_sided,
                             .chunk_bytes = options->chunk_bytes == 0 ? 4096 : options->chunk_bytes,

@@ -49,6 +49,7 @@ typedef struct cluster_options {
     uint64_t chunk_bytes; /**< 0 = 4096 */
     bool mapped;          /**< nodes map each other's pools; so they do under KVF_TEST_MAPPED */
     bool fetch;  /**< nodes fetch from each other through paths; so they do under KVF_TEST_FETCH */
+    bool answer; /**< and say so when the other end of a path is there */
     bool device; /**< pages are a device's: what lands is copied to them when it is verified; so it
                     is under KVF_TEST_DEVICE */
 } cluster_options_t;

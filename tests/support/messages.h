@@ -42,13 +42,14 @@ typedef struct fixture {
     Kvf__Wire__Join join;
     Kvf__Wire__Leave leave;
     Kvf__Wire__Fetch fetch;
+    Kvf__Wire__Joined joined;
     uint64_t renewed[KVF_RENEWED_PER_BEAT + 1];
     Kvf__Wire__Heartbeat heartbeat;
     Kvf__Wire__Bye bye;
     uint64_t ordinals[3], generations[3], digests[3];
     uint32_t slots[3];
     int32_t first[2], draft[2];
-    uint8_t ticket[600];
+    uint8_t ticket[600], answer[KVF_ANSWER_BYTES + 1];
     char text[1000];
 } fixture_t;
 
@@ -142,6 +143,9 @@ static inline fixture_t *make_fixture(void) {
     f->fetch.transfer = &f->transfer;
     f->fetch.path = f->fetch.first = UINT64_MAX;
     f->fetch.n = KVF_FETCHED_AT_ONCE;
+    kvf__wire__joined__init(&f->joined);
+    f->joined.path = UINT64_MAX;
+    f->joined.answer = (ProtobufCBinaryData){KVF_ANSWER_BYTES, f->answer};
     kvf__wire__heartbeat__init(&f->heartbeat);
     f->heartbeat.sequence = f->heartbeat.received = UINT64_MAX;
     for (uint64_t i = 0; i < KVF_RENEWED_PER_BEAT; i++) {
@@ -183,6 +187,8 @@ static inline const ProtobufCMessage *message_of(const fixture_t *f, kvf_frame_t
         return &f->leave.base;
     case KVF_FRAME_FETCH:
         return &f->fetch.base;
+    case KVF_FRAME_JOINED:
+        return &f->joined.base;
     default:
         abort();
     }

@@ -94,7 +94,7 @@ static inline struct sockaddr_storage loopback(void) {
 }
 
 static inline void side_open(side_t *side, const char *tls) {
-    const kvf_ucx_config_t config = {tls, "auto", "127.0.0.1"};
+    const kvf_ucx_config_t config = {.tls = tls, .devices = "auto", .listen_host = "127.0.0.1"};
     const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, side};
     kvf_detail_t detail = {""};
     memset(side, 0, sizeof(*side));

@@ -25,7 +25,7 @@ typedef struct end {
 typedef struct path {
     uint64_t number; /* from 1; also its invitation */
     end_t to, from;  /* the receiver's, the sender's */
-    bool invited, ready;
+    bool invited, said, answered, ready;
     kvf_verify_t *verifies[MAX_JOBS]; /* in the order in which they are asked for */
     size_t n_verifies, n_asked;
     kvf_serve_t *serves[MAX_JOBS]; /* the k-th is for the k-th of those */
@@ -41,11 +41,21 @@ struct paths {
         kvf_serve_t *serve;
     } refused[MAX_JOBS]; /* for which there is no path */
     size_t n_refused;
-    bool hold_serves;
+    bool answer, hold_serves;
 };
 
-paths_t *paths_create(void) {
-    return calloc(1, sizeof(paths_t));
+/* What a sender answers: three bytes that belong to the path. */
+static void make_answer(const path_t *path, uint8_t answer[3]) {
+    answer[0] = 0;
+    answer[1] = (uint8_t)(path->number * 7);
+    answer[2] = 0xff;
+}
+
+paths_t *paths_create(bool answer) {
+    paths_t *paths = calloc(1, sizeof(paths_t));
+    cr_assert_not_null(paths);
+    paths->answer = answer;
+    return paths;
 }
 
 void paths_destroy(paths_t *paths) {
@@ -105,6 +115,18 @@ static path_t *find(paths_t *paths, const node_t *node, uint64_t peer, const uin
         }
     }
     return NULL;
+}
+
+void paths_joined(paths_t *paths, const node_t *node, uint64_t peer, uint64_t number,
+                  const void *answer, size_t bytes) {
+    path_t *path = find(paths, node, peer, &number, true);
+    uint8_t right[3];
+    if (path != NULL) {
+        make_answer(path, right);
+        cr_assert_eq(bytes, sizeof(right));
+        cr_assert_arr_eq((const uint8_t *)answer, right, sizeof(right));
+        path->answered = true;
+    }
 }
 
 void paths_leave(paths_t *paths, const node_t *node, uint64_t peer, uint64_t number, bool own) {
@@ -221,7 +243,7 @@ static void give_up(path_t *path, size_t i) {
 
 /* ---- turns ---- */
 
-static bool step_receiver(path_t *path) {
+static bool step_receiver(const paths_t *paths, path_t *path) {
     end_t *end = &path->to;
     kvf_core_t *core = end->node->core;
     bool any = false;
@@ -252,7 +274,7 @@ static bool step_receiver(path_t *path) {
         kvf_core_invite(core, end->peer, path->number, &path->number, sizeof(path->number));
         any = true;
     }
-    if (path->from.node != NULL && !path->ready) {
+    if (path->from.node != NULL && !path->ready && (path->answered || !paths->answer)) {
         path->ready = true;
         kvf_core_mapped(core, end->peer, KVF_OK, "");
         any = true;
@@ -270,6 +292,13 @@ static bool step_receiver(path_t *path) {
 
 static bool step_sender(const paths_t *paths, path_t *path) {
     end_t *end = &path->from;
+    uint8_t answer[3];
+    if (paths->answer && !path->said && !end->left) {
+        path->said = true;
+        make_answer(path, answer);
+        kvf_core_answer(end->node->core, end->peer, path->number, answer, sizeof(answer));
+        return true;
+    }
     if (!end->left || end->told || (paths->hold_serves && path->n_serves > 0)) {
         return false;
     }
@@ -298,7 +327,7 @@ bool paths_step(paths_t *paths, node_t *node) {
     for (size_t i = 0; i < paths->n; i++) {
         path_t *path = &paths->all[i];
         if (is(&path->to, node) && runs(&path->to)) {
-            any |= step_receiver(path);
+            any |= step_receiver(paths, path);
         }
         if (path->from.node != NULL && is(&path->from, node) && runs(&path->from)) {
             any |= step_sender(paths, path);

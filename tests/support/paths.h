@@ -12,7 +12,10 @@
 
 typedef struct paths paths_t;
 
-paths_t *paths_create(void);
+/** @param answer  A path is ready when its receiver has heard so (kvf_core_answer()), not by
+ * itself.
+ */
+paths_t *paths_create(bool answer);
 /** NULL is allowed. */
 void paths_destroy(paths_t *paths);
 
@@ -21,6 +24,8 @@ kvf_status_t paths_map(paths_t *paths, node_t *node, uint64_t peer);
 void paths_unmap(paths_t *paths, const node_t *node, uint64_t peer);
 kvf_status_t paths_join(paths_t *paths, node_t *node, uint64_t peer, uint64_t number,
                         const void *invitation, size_t bytes);
+void paths_joined(paths_t *paths, const node_t *node, uint64_t peer, uint64_t number,
+                  const void *answer, size_t bytes);
 void paths_leave(paths_t *paths, const node_t *node, uint64_t peer, uint64_t number, bool own);
 void paths_serve(paths_t *paths, node_t *node, kvf_serve_t *serve);
 void paths_evict(paths_t *paths, const node_t *node, uint64_t peer);

@@ -97,7 +97,7 @@ Test(bench_options, numbers_that_do_not_go_together) {
     refused(options, "need 28672");
     options = good;
     options.mover = "magic";
-    refused(options, "auto, mapped, tcp, ucx, cuda or nccl");
+    refused(options, "auto, mapped, tcp, ucx, cuda, nccl or rdma");
     options = good;
     options.memory = "disk";
     refused(options, "host, shm or cuda");

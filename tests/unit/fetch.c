@@ -71,6 +71,53 @@ Test(fetch, what_is_said) {
     pair_close(&p);
 }
 
+/* Where the other end has to say how it is reached, it does so once, and what it says comes as it
+ * was said (paths.c looks). */
+Test(fetch, the_other_end_answers) {
+    static const cluster_options_t answering = {.fetch = true, .answer = true};
+    pair_t p;
+    memset(&seen, 0, sizeof(seen));
+    pair_open(&p, &answering, 100);
+    cluster_on_message(p.cluster, on_message);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    finish_well(&p);
+    cr_expect_str_eq(p.got.mover, "nccl");
+    cr_expect_eq(seen.n[KVF_FRAME_JOIN], 1);
+    cr_expect_eq(seen.n[KVF_FRAME_JOINED], 1);
+    pair_close(&p);
+}
+
+static void of_another(ProtobufCMessage *message) {
+    ((Kvf__Wire__Joined *)message)->path += 5;
+}
+
+/* An answer to what nobody has made: the request ends by its deadline, and nobody is the worse for
+ * it. Nor where nobody waits for answers. */
+Test(fetch, an_answer_to_nothing) {
+    for (int answer = 0; answer < 2; answer++) {
+        const cluster_options_t options = {.fetch = true, .answer = answer == 1};
+        pair_t p;
+        memset(&seen, 0, sizeof(seen));
+        pair_open(&p, &options, 100);
+        cluster_on_message(p.cluster, on_message);
+        seen.spoil = of_another;
+        seen.spoiled = KVF_FRAME_JOINED;
+        seen.countdown = 1;
+        cr_assert_eq(pair_fetch(&p), KVF_OK);
+        cluster_run(p.cluster);
+        if (answer == 0) {
+            kvf_core_answer(p.ctx->core, 1, 9, "no", 2);
+            cluster_run(p.cluster);
+        }
+        cr_expect_eq(seen.n[KVF_FRAME_JOINED], 1);
+        cr_expect_eq(p.got.results, answer == 0);
+        cluster_advance(p.cluster, 50000000);
+        expect_one_end_each(&p);
+        cr_expect_eq(p.got.status, answer == 0 ? KVF_OK : KVF_ERR_DEADLINE, "%s", p.got.message);
+        pair_close(&p);
+    }
+}
+
 /* ---- fetches that no receiver makes ---- */
 
 static void skip_one(ProtobufCMessage *message) {

@@ -35,9 +35,13 @@ Test(message, frames_have_these_bytes) {
                                     0,   0,   0,   0x08, 3,  0x10, 1, 0x1a, 3, 'w', 'h', 'y'};
     static const uint8_t fetch[] = {'K', 'V', 'F', 'R', 14,      0,    0, 0,    30,   0, 0,    0,
                                     0,   0,   0,   0,   ID_WIRE, 0x10, 3, 0x18, 0xac, 2, 0x20, 7};
+    static const uint8_t joined[] = {'K', 'V', 'F', 'R', 15, 0,    0, 0,    6, 0,   0,
+                                     0,   0,   0,   0,   0,  0x08, 3, 0x12, 2, 'o', 'k'};
     fixture_t *f = make_fixture();
     char why[] = "why";
-    uint8_t invitation[] = {9, 0x5b, 0x5c};
+    uint8_t invitation[] = {9, 0x5b, 0x5c}, answer[] = {'o', 'k'};
+    f->joined.path = 3;
+    f->joined.answer = (ProtobufCBinaryData){sizeof(answer), answer};
     f->join.path = f->leave.path = f->fetch.path = 3;
     f->join.invitation = (ProtobufCBinaryData){sizeof(invitation), invitation};
     f->leave.message = why;
@@ -65,7 +69,8 @@ Test(message, frames_have_these_bytes) {
         {KVF_FRAME_DONE, done, sizeof(done)},       {KVF_FRAME_ABORT, abort_, sizeof(abort_)},
         {KVF_FRAME_COMMIT, commit, sizeof(commit)}, {KVF_FRAME_READY, ready, sizeof(ready)},
         {KVF_FRAME_PULL, pull, sizeof(pull)},       {KVF_FRAME_JOIN, join, sizeof(join)},
-        {KVF_FRAME_LEAVE, leave, sizeof(leave)},    {KVF_FRAME_FETCH, fetch, sizeof(fetch)}};
+        {KVF_FRAME_LEAVE, leave, sizeof(leave)},    {KVF_FRAME_FETCH, fetch, sizeof(fetch)},
+        {KVF_FRAME_JOINED, joined, sizeof(joined)}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         uint8_t *frame;
         size_t bytes;
@@ -203,6 +208,7 @@ Test(message, short_messages_are_checked) {
     SPOIL(KVF_FRAME_PULL, "transfer", f->pull.transfer = NULL);
     SPOIL(KVF_FRAME_PULL, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_JOIN, "invitation", f->join.invitation.len++);
+    SPOIL(KVF_FRAME_JOINED, "answer", f->joined.answer.len++);
     SPOIL(KVF_FRAME_FETCH, "transfer", f->fetch.transfer = NULL);
     SPOIL(KVF_FRAME_FETCH, "transfer", f->transfer.incarnation.len = 15);
     SPOIL(KVF_FRAME_FETCH, "n", f->fetch.n = 0);

@@ -26,6 +26,7 @@ Test(message_hostile, a_message_cut_anywhere_is_refused_or_lacks_fields) {
         [KVF_FRAME_PULL] = 1,
         [KVF_FRAME_JOIN] = 2,
         [KVF_FRAME_LEAVE] = 3,
+        [KVF_FRAME_JOINED] = 2,
     };
     fixture_t *f = make_fixture();
     for (int type = KVF_FRAME_REFUSE; type < KVF_FRAME_TYPES_END; type++) {

@@ -139,7 +139,8 @@ Test(mover_ucx, useless_addresses, .timeout = 60) {
 }
 
 Test(mover_ucx, without_memory, .timeout = 60) {
-    const kvf_ucx_config_t config = {"tcp,self", "auto", "127.0.0.1"};
+    const kvf_ucx_config_t config = {
+        .tls = "tcp,self", .devices = "auto", .listen_host = "127.0.0.1"};
     const kvf_mover_sink_t sink = {on_place, on_landed, on_moved, on_broken, NULL};
     side_t b;
     uint64_t n = 0;

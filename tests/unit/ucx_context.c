@@ -18,8 +18,10 @@ static void on_log(void *ctx, kvf_log_level_t level, const char *text) {
 
 /* UCX prints its messages on stdout by default; a command's output lies there. */
 Test(ucx_context, a_wrong_transport_is_explained_and_stdout_stays_clean) {
-    const kvf_ucx_config_t config = {"nosuch", "auto", "127.0.0.1"};
-    const kvf_ucx_config_t no_device = {"tcp", "nosuch9", "127.0.0.1"};
+    const kvf_ucx_config_t config = {
+        .tls = "nosuch", .devices = "auto", .listen_host = "127.0.0.1"};
+    const kvf_ucx_config_t no_device = {
+        .tls = "tcp", .devices = "nosuch9", .listen_host = "127.0.0.1"};
     const kvf_log_t log = {on_log, NULL, KVF_LOG_TRACE};
     kvf_ucx_t *ucx = NULL;
     kvf_detail_t detail = {""};
@@ -51,7 +53,8 @@ Test(ucx_context, a_wrong_transport_is_explained_and_stdout_stays_clean) {
 }
 
 Test(ucx_context, the_environment_wins) {
-    const kvf_ucx_config_t config = {"nosuch", "nosuch9", "127.0.0.1"};
+    const kvf_ucx_config_t config = {
+        .tls = "nosuch", .devices = "nosuch9", .listen_host = "127.0.0.1"};
     kvf_ucx_t *ucx = NULL;
     cr_assert_eq(setenv("UCX_TLS", "tcp", 1), 0);
     cr_assert_eq(setenv("UCX_NET_DEVICES", "lo", 1), 0);

@@ -40,7 +40,7 @@ static const struct argp_option arguments[] = {
     {.name = "mover",
      .key = KEY_MOVER,
      .arg = "NAME",
-     .doc = "auto, mapped, ucx, cuda or nccl (auto)"},
+     .doc = "auto, mapped, tcp, ucx, cuda, nccl or rdma (auto)"},
     {.name = "tls", .key = KEY_TLS, .arg = "LIST", .doc = "UCX transports, as tcp,self (auto)"},
     {.name = "block-bytes", .key = KEY_BLOCK_BYTES, .arg = "SIZE", .doc = "Of a block (64KiB)"},
     {.name = "blocks", .key = KEY_BLOCKS, .arg = "N", .doc = "Blocks of a transfer (1024)"},

@@ -89,9 +89,10 @@ kvf_status_t kvf_bench_check(const kvf_bench_options_t *options, kvf_detail_t *d
     }
     if (strcmp(options->mover, "auto") != 0 && strcmp(options->mover, "mapped") != 0 &&
         strcmp(options->mover, "tcp") != 0 && strcmp(options->mover, "ucx") != 0 &&
-        strcmp(options->mover, "cuda") != 0 && strcmp(options->mover, "nccl") != 0) {
+        strcmp(options->mover, "cuda") != 0 && strcmp(options->mover, "nccl") != 0 &&
+        strcmp(options->mover, "rdma") != 0) {
         return kvf_fail(detail, KVF_ERR_INVALID,
-                        "--mover is %.32s; give auto, mapped, tcp, ucx, cuda or nccl",
+                        "--mover is %.32s; give auto, mapped, tcp, ucx, cuda, nccl or rdma",
                         options->mover);
     }
     if (strcmp(options->memory, "host") != 0 && strcmp(options->memory, "shm") != 0 &&

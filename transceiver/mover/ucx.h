@@ -19,11 +19,21 @@
 
 typedef struct kvf_ucx kvf_ucx_t;
 
+/** What a context is for. */
+typedef enum kvf_ucx_use {
+    KVF_UCX_MESSAGES,    /**< the mover below, and shared memory */
+    KVF_UCX_READS,       /**< paths of ucx_rdma.h, from and to memory of the CPU's */
+    KVF_UCX_DEVICE_READS /**< and from and to a device's */
+} kvf_ucx_use_t;
+
 typedef struct kvf_ucx_config {
-    const char *tls;         /**< "auto" = posix,sysv,tcp,self; else as UCX_TLS */
+    const char *tls;         /**< "auto" = posix,sysv,tcp,self; else as UCX_TLS. For reads only what
+                                  of it is a network card's; "auto" = rc,dc */
     const char *devices;     /**< "auto" = follow listen_host; else as UCX_NET_DEVICES */
     const char *listen_host; /**< numeric address of the control channel; loopback there means
                                   loopback here, an address that no device has means all */
+    kvf_ucx_use_t use;
+    bool over_software; /**< tests: reads may go over transports that only emulate them */
 } kvf_ucx_config_t;
 
 /**

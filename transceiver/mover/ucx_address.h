@@ -4,10 +4,10 @@
 
 /**
  * @file
- * The envelope of a UCX worker address: version of the UCX that made it (major, minor: u16 each),
- * kvf_digest() of the address (u64), the address. UCX reads addresses without being told their
- * length, a damaged one ends the process, and so does one of another version (1.13 aborts when 1.22
- * connects to it).
+ * The envelope of a UCX worker address, and of other things that UCX makes for a peer: version of
+ * the UCX that made it (major, minor: u16 each), kvf_digest() of what is inside (u64), what is
+ * inside. UCX reads such things without being told their length, a damaged one ends the process,
+ * and so does one of another version (1.13 aborts when 1.22 connects to it).
  */
 
 #include "kvmgr/base/status.h"
@@ -51,5 +51,15 @@ KVF_CHECK kvf_status_t kvf_ucx_address_wrap(kvf_ucx_release_t release, const voi
 KVF_CHECK kvf_status_t kvf_ucx_address_unwrap(kvf_ucx_release_t release, const void *buf,
                                               size_t bytes, const void **address_p, size_t *bytes_p,
                                               kvf_detail_t *detail);
+
+/** As kvf_ucx_address_wrap(), of anything, however long. @thread any */
+KVF_CHECK kvf_status_t kvf_ucx_envelope_wrap(kvf_ucx_release_t release, const void *inside,
+                                             size_t inside_bytes, void *buf, size_t cap,
+                                             size_t *bytes_p);
+
+/** As kvf_ucx_address_unwrap(), of anything, however long. @thread any */
+KVF_CHECK kvf_status_t kvf_ucx_envelope_unwrap(kvf_ucx_release_t release, const void *buf,
+                                               size_t bytes, const void **inside_p, size_t *bytes_p,
+                                               kvf_detail_t *detail);
 
 #endif

@@ -136,36 +136,72 @@ static void device_of(const char *host, char name[IF_NAMESIZE]) {
     freeifaddrs(all);
 }
 
+/* Whether a word is one of a comma-separated list. */
+static bool is_word(const char *word, size_t bytes, const char *words) {
+    for (size_t n; *words != '\0'; words += n + (words[n] == ',')) {
+        n = strcspn(words, ",");
+        if (n == bytes && memcmp(words, word, n) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether a comma-separated list has a word of another such list, or (all) nothing else. */
 static bool has_word(const char *list, const char *words, bool all) {
     size_t bytes;
     for (const char *at = list; *at != '\0'; at += bytes + (at[bytes] == ',')) {
         bytes = strcspn(at, ",");
-        bool found = false;
-        for (const char *word = words; *word != '\0' && !found;) {
-            size_t n = strcspn(word, ",");
-            found = n == bytes && memcmp(word, at, n) == 0;
-            word += n + (word[n] == ',');
-        }
-        if (found != all) {
-            return found;
+        if (is_word(at, bytes, words) != all) {
+            return !all;
         }
     }
     return all;
+}
+
+/* Transports that read a peer's memory without that peer's doing. All others emulate it by
+ * messages, which their receiver does not check (docs/protocol.md, "Put and get"). */
+#define CARDS "rc,rc_v,rc_x,rc_verbs,rc_mlx5,dc,dc_x,dc_mlx5"
+
+/* What of the wanted transports reads may go over. */
+static void choose_cards(const char *tls, const kvf_ucx_config_t *wanted, char *chosen,
+                         size_t cap) {
+    size_t used = 0, bytes;
+    const char *list = strcmp(tls, "auto") != 0 ? tls
+                       : wanted->over_software  ? "tcp,self"
+                                                : "rc,dc";
+    for (const char *at = list; *at != '\0'; at += bytes + (at[bytes] == ',')) {
+        bytes = strcspn(at, ",");
+        if ((wanted->over_software || is_word(at, bytes, CARDS)) && used + bytes + 2 < cap) {
+            used += (size_t)snprintf(chosen + used, cap - used, "%s%.*s", used > 0 ? "," : "",
+                                     (int)bytes, at);
+        }
+    }
+    if (used > 0 && wanted->use == KVF_UCX_DEVICE_READS) {
+        (void)snprintf(chosen + used, cap - used, ",cuda_copy"); /* knows the device's memory */
+    }
+}
+
+static void choose_tls(const kvf_ucx_config_t *wanted, char *chosen, size_t cap) {
+    const char *tls = getenv("UCX_TLS");
+    tls = tls != NULL ? tls : wanted->tls;
+    if (wanted->use != KVF_UCX_MESSAGES) {
+        choose_cards(tls, wanted, chosen, cap);
+    } else {
+        (void)snprintf(chosen, cap, "%s", strcmp(tls, "auto") == 0 ? "posix,sysv,tcp,self" : tls);
+    }
 }
 
 static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *wanted,
                               kvf_ucx_t *ucx) {
     char device[IF_NAMESIZE] = "";
     const char *devices = wanted->devices;
-    const char *tls = getenv("UCX_TLS");
+    const char *tls = ucx->tls;
     unsigned major, minor, release;
-    if (tls == NULL) {
-        tls = strcmp(wanted->tls, "auto") == 0 ? "posix,sysv,tcp,self" : wanted->tls;
-    }
-    (void)snprintf(ucx->tls, sizeof(ucx->tls), "%s", tls);
     if (strcmp(devices, "auto") == 0) {
-        device_of(wanted->listen_host, device);
+        if (wanted->use == KVF_UCX_MESSAGES || wanted->over_software) {
+            device_of(wanted->listen_host, device); /* cards have other names */
+        }
         devices = device;
     }
     const bool posix = has_word(tls, "posix,shm,sm,all", false);
@@ -181,7 +217,7 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
             *old_name; /* before 1.17 a transport's options are known by those of its tables */
         const char *value;
     } settings[] = {
-        {true, "TLS", "TLS", tls},
+        {true, "TLS", "TLS", tls}, /* the environment's, or what may be used of it */
         {devices[0] != '\0', "NET_DEVICES", "NET_DEVICES", devices},
         /* A chunk of the mover in one segment: it is handed over where it was received. */
         {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
@@ -194,7 +230,7 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         char variable[64];
         (void)snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
-        if (!settings[i].wanted || getenv(variable) != NULL) {
+        if (!settings[i].wanted || (i > 0 && getenv(variable) != NULL)) {
             continue;
         }
         ucs_status_t status = ucp_config_modify(
@@ -208,9 +244,12 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
 
 kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *alloc,
                             const kvf_log_t *log, kvf_ucx_t **ucx_p, kvf_detail_t *detail) {
-    /* No remote memory access: with that feature anybody who can connect could write anywhere. */
+    /* No remote memory access together with messages: with that feature anybody who can connect
+     * could write anywhere, where software does it. */
+    const bool reads = config->use != KVF_UCX_MESSAGES;
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
-                                 .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+                                 .features = UCP_FEATURE_WAKEUP |
+                                             (reads ? UCP_FEATURE_RMA : UCP_FEATURE_AM)};
     kvf_ucx_scope_t scope;
     ucp_config_t *settings = NULL;
     unsigned major, minor, release;
@@ -228,6 +267,13 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
     }
     ucx->alloc = alloc;
     ucx->log = log != NULL ? *log : (kvf_log_t){NULL, NULL, KVF_LOG_ERROR};
+    choose_tls(config, ucx->tls, sizeof(ucx->tls));
+    if (ucx->tls[0] == '\0') {
+        kvf_free(alloc, ucx);
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "none of UCX's transports that are asked for (ucx.tls, UCX_TLS) reads a "
+                        "peer's memory by itself, as rc and dc do");
+    }
 
     kvf_ucx_scope_enter(&scope, &ucx->log);
     status = ucp_config_read(NULL, NULL, &settings);
@@ -244,9 +290,10 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
                        config->devices, ucs_status_string(status), scope.said[0] ? "; " : "",
                        scope.said);
         kvf_free(alloc, ucx);
-        return kvf_ucx_status(status);
+        return reads && status == UCS_ERR_NO_DEVICE ? KVF_ERR_UNSUPPORTED : kvf_ucx_status(status);
     }
-    kvf_log(&ucx->log, KVF_LOG_INFO, "ucx %s, tls %s", ucp_get_version_string(), ucx->tls);
+    kvf_log(&ucx->log, KVF_LOG_INFO, "ucx %s, tls %s%s", ucp_get_version_string(), ucx->tls,
+            reads ? ", for reads" : "");
     *ucx_p = ucx;
     return KVF_OK;
 }
