@@ -95,7 +95,8 @@ typedef struct kvf_agent_config {
                           these is possible; tcp and ucx last, ucx before tcp if both sides name
                           UCX's transports. The receiver's counts, but a sender whose mover is tcp
                           or ucx lends nothing. nccl (both of them, with pools of cuda on a device
-                          each, and digests): through NCCL */
+                          each, and digests): through NCCL. rdma (both of them): the receiver's
+                          network card reads */
     uint32_t
         mover_threads; /**< that copy and digest, 1..64; 0: as many as the machine has cores,
                           at most 4. What comes by tcp or ucx is written by who drives the agent
@@ -103,8 +104,9 @@ typedef struct kvf_agent_config {
     bool digests;      /**< what this agent receives is compared with digests that the sender makes
                           (default); without them a damaged byte is not noticed */
     const char *ucx_tls;     /**< UCX transports; auto = posix,sysv,tcp,self. Not looked at where
-                                mover is tcp: UCX is not used then */
-    const char *ucx_devices; /**< UCX devices; auto = what control_listen uses */
+                                mover is tcp: UCX is not used then. rdma takes rc and dc of them;
+                                auto = both */
+    const char *ucx_devices; /**< UCX devices; auto = what control_listen uses; rdma: all cards */
     uint32_t max_transfers;  /**< live sends + receives; more are refused with KVF_ERR_AGAIN */
     uint64_t frame_bytes;    /**< longest control frame that is accepted */
     uint64_t window_bytes;   /**< bytes in flight to one peer */
