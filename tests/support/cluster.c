@@ -146,18 +146,27 @@ static void fill_random(void *ctx, void *buf, size_t bytes) {
     }
 }
 
+void node_run_digest(node_t *node) {
+    kvf_job_t **at = &node->digests;
+    while (*at != NULL && (*at)->next != NULL) {
+        at = &(*at)->next;
+    }
+    cr_assert_not_null(*at);
+    kvf_window_t *window = (kvf_window_t *)*at;
+    *at = NULL;
+    for (uint32_t i = 0; i < window->n_pieces; i++) {
+        kvf_piece_t *piece = &window->pieces[i];
+        if (window->digests && piece->digest == 0) {
+            piece->digest = kvf_digest(piece->source, piece->bytes);
+        }
+    }
+    kvf_core_moved(node->core, window, KVF_OK);
+}
+
 static bool run_digests(node_t *node) {
     bool any = node->digests != NULL;
     while (node->digests != NULL) {
-        kvf_window_t *window = (kvf_window_t *)node->digests;
-        node->digests = window->job.next;
-        for (uint32_t i = 0; i < window->n_pieces; i++) {
-            kvf_piece_t *piece = &window->pieces[i];
-            if (window->digests && piece->digest == 0) {
-                piece->digest = kvf_digest(piece->source, piece->bytes);
-            }
-        }
-        kvf_core_moved(node->core, window, KVF_OK);
+        node_run_digest(node);
     }
     return any;
 }
@@ -220,7 +229,7 @@ static bool step_node(node_t *node) {
     any |= node->mover->ops->progress(node->mover) > 0;
     any |= mappings_step(node->cluster->mappings, node);
     any |= paths_step(node->cluster->paths, node);
-    any |= run_digests(node);
+    any |= !node->cluster->hold_digests && run_digests(node);
     any |= run_jobs(node);
     kvf_core_tick(node->core);
     any |= kvf_core_pump(node->core);
@@ -271,6 +280,10 @@ void cluster_seed(cluster_t *cluster, uint8_t seed) {
 
 void cluster_hold_chunks(cluster_t *cluster, bool hold) {
     cluster->hold = hold;
+}
+
+void cluster_hold_digests(cluster_t *cluster, bool hold) {
+    cluster->hold_digests = hold;
 }
 
 void cluster_needs_chunks(void) {

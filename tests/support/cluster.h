@@ -38,7 +38,7 @@ typedef struct node {
     bool dead;          /**< killed: nothing is delivered to it, its connections are closed */
     bool stopped;       /**< frozen: nothing is delivered to it, its connections stay */
     kvf_job_t *jobs;    /**< of kvf_verify_t, the last one first */
-    kvf_job_t *digests; /**< of kvf_window_t */
+    kvf_job_t *digests; /**< of kvf_window_t, likewise */
     kvf_log_t log;
     int warnings;       /**< and errors, lines of the log */
     char warning[1024]; /**< the last one */
@@ -81,6 +81,10 @@ void cluster_advance(cluster_t *cluster, uint64_t us);
 void cluster_seed(cluster_t *cluster, uint8_t seed);
 /** Keep chunks, and jobs that copy from mapped pools, from getting on. */
 void cluster_hold_chunks(cluster_t *cluster, bool hold);
+/** Keep digests of windows from being made. */
+void cluster_hold_digests(cluster_t *cluster, bool hold);
+/** Make those of the window that was handed over first. */
+void node_run_digest(node_t *node);
 /** This test is about chunks of the ordinary mover: leave it out where nodes map each other. */
 void cluster_needs_chunks(void);
 /** @return Whether nodes map each other's pools, or fetch from them: no chunks come. */

@@ -34,7 +34,7 @@ struct cluster {
     end_t ends[MAX_ENDS + 1];
     uint64_t n_ends;
     uint64_t now_us;
-    bool hold;
+    bool hold, hold_digests;
     void (*on_write)(uint8_t *data, size_t bytes);
     void (*on_message)(kvf_frame_type_t type, ProtobufCMessage *message);
     uint64_t writes_to_cut; /* 0: none is to be cut */
