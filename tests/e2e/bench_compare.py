@@ -76,6 +76,14 @@ def check_verdicts():
                {i for i, met in enumerate(found) if met is not True} == missed and all(found[i] is False for i in missed))
 
 
+def check_figures():
+    """What is short of a target does not look as if it were not."""
+    for value, limit, text in ((0.8712, 0.85, "0.87"), (0.8499, 0.85, "0.8499"), (0.8462, 0.85, "0.846"), (0.15, 0.15, "0.15"),
+                               (0.1504, 0.15, "0.1504"), (0.9978, 1, "0.998"), (1.2, 1.2, "1.20")):
+        found = report.figure(value, limit)
+        expect(f"{value} of {limit} is {text}: {found}", found == text)
+
+
 def check_ways():
     """What is reached by one way for every size counts, and is named; not the best of two for each size."""
     speeds = {**SPEEDS, "tcp-on": 2.3, "tcp-on-poll": 2.7}
@@ -157,6 +165,7 @@ def check_picture():
 
 def main():
     check_verdicts()
+    check_figures()
     check_ways()
     check_left_out()
     check_page()

@@ -102,6 +102,13 @@ def row(what, target, measured, met, note=""):
     return {"what": what, "target": target, "measured": measured, "met": met, "note": note}
 
 
+def figure(value, limit):
+    """Two digits; more where they would hide on which side of the limit it is."""
+    texts = ["%.*f" % (digits, value) for digits in (2, 3, 4, 5)]
+    return next((text for text in texts if (float(text) > limit, float(text) < limit) == (value > limit, value < limit)),
+                texts[-1])
+
+
 def by_size(figures, what, least, ours, others, sizes, reported=()):
     """A target of the kind: at least so many times as fast, at every one of these sizes."""
     target, best = ">= %g" % least, None
@@ -109,7 +116,8 @@ def by_size(figures, what, least, ours, others, sizes, reported=()):
         ratios = {size: figures.speed_ratio(key, others, figures.case(size)) for size in sizes}
         counted = [ratio for size, ratio in ratios.items() if ratio is not None and size not in reported]
         if counted and (best is None or (len(counted), min(counted)) > best[0]):
-            measured = ", ".join("%.2f (%s)" % (ratio, size_name(size)) for size, ratio in ratios.items() if ratio is not None)
+            measured = ", ".join("%s (%s)" % (figure(ratio, least), size_name(size)) for size, ratio in ratios.items()
+                                 if ratio is not None)
             best = ((len(counted), min(counted)), measured, figures.labels.get(key, ""))
     if best is None:
         return row(what, target, "", None, figures.why_not(ours, *others))
@@ -120,7 +128,7 @@ def at_most(what, target, value, limit, unit, note, reason):
     """A target of the kind: at most so much."""
     if value is None or limit is None:
         return row(what, target, "", None, reason)
-    measured = "%.2f (%s of at most %s %s)" % (value / limit, number(value), number(limit), unit)
+    measured = "%s (%s of at most %s %s)" % (figure(value / limit, 1), number(value), number(limit), unit)
     return row(what, target, measured, value <= limit, note)
 
 
@@ -164,7 +172,7 @@ def latency_targets(figures, on):
 def cost_targets(figures, off):
     ratios = {s: figures.speed_ratio("tcp-on", ["tcp-off"], figures.case(s)) for s in figures.sizes}
     costs = {size: 1 - ratio for size, ratio in ratios.items() if ratio is not None}
-    digest = row("digest: cost over tcp", "<= 0.15", ", ".join("%.2f (%s)" % (c, size_name(s)) for s, c in costs.items()),
+    digest = row("digest: cost over tcp", "<= 0.15", ", ".join("%s (%s)" % (figure(c, 0.15), size_name(s)) for s, c in costs.items()),
                  max(costs.values()) <= 0.15 if costs else None,
                  figures.labels["tcp-on"] if costs else figures.why_not("tcp-off", "tcp-on"))
     pieces, bare = figures.extra_us("pieces"), figures.extra_us("pieces_memcpy")
