@@ -10,8 +10,9 @@
 #include <string.h>
 #include <utlist.h>
 
-/* Jobs of a path that are being read. */
+/* Jobs of a path that are being read; and how often more are begun in a turn. */
 #define JOBS_AT_ONCE 4
+#define TURN_ROUNDS 4
 
 struct route;
 
@@ -355,7 +356,7 @@ static bool step(kvf_routing_t *routing) {
 
 unsigned kvf_routing_progress(kvf_routing_t *routing) {
     unsigned n = kvf_rdma_progress(routing->rdma);
-    while (routing->dirty) {
+    for (uint32_t i = 0; i < TURN_ROUNDS && routing->dirty; i++) { /* what is left: the next turn */
         route_t *route;
         routing->dirty = false;
         while (step(routing)) {
