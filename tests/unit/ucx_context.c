@@ -63,3 +63,53 @@ Test(ucx_context, the_environment_wins) {
     kvf_ucx_destroy(NULL);
     cr_assert_eq(strncmp(kvf_ucx_version(), "1.", 2), 0);
 }
+
+/* Reads go over network cards alone, whatever the settings or the environment name: over other
+ * transports UCX has them done by a peer that is not asked. */
+static void expect_reads(const char *tls, const char *environment, const char *asked) {
+    const kvf_ucx_config_t config = {
+        .tls = tls, .devices = "auto", .listen_host = "127.0.0.1", .use = KVF_UCX_READS};
+    const kvf_log_t log = {on_log, NULL, KVF_LOG_TRACE};
+    kvf_ucx_t *ucx = NULL;
+    kvf_detail_t detail = {""};
+    char text[80];
+    if (environment != NULL) {
+        cr_assert_eq(setenv("UCX_TLS", environment, 1), 0);
+    }
+    log_text[0] = '\0';
+    kvf_status_t status = kvf_ucx_create(&config, kvf_alloc_default(), &log, &ucx, &detail);
+    (void)snprintf(text, sizeof(text), "tls %s%s%s", status == KVF_OK ? "" : "\"", asked,
+                   status == KVF_OK ? ", for reads" : "\"");
+    if (asked[0] == '\0') {
+        cr_expect_eq(status, KVF_ERR_UNSUPPORTED);
+        cr_expect_not_null(strstr(detail.text, "as rc and dc do"), "%s", detail.text);
+    } else if (status == KVF_OK) { /* there is a card */
+        cr_expect_not_null(strstr(log_text, text), "%s", log_text);
+    } else {
+        cr_expect_eq(status, KVF_ERR_UNSUPPORTED, "%s", detail.text);
+        cr_expect_not_null(strstr(detail.text, text), "%s: %s", text, detail.text);
+    }
+    kvf_ucx_destroy(ucx);
+    cr_assert_eq(unsetenv("UCX_TLS"), 0);
+}
+
+Test(ucx_context, reads_go_over_cards_alone) {
+    expect_reads("auto", NULL, "rc,dc");
+    expect_reads("tcp,self", NULL, "");
+    expect_reads("posix,sysv,cma,shm,sm,ud,ib,all,srd", NULL, "");
+    expect_reads("tcp,rc_x,self", NULL, "rc_x");
+    expect_reads("dc", "tcp", "");
+    expect_reads("tcp", "rc,tcp", "rc");
+    expect_reads("^tcp", NULL, "");
+}
+
+Test(ucx_context, tests_may_read_over_software) {
+    const kvf_ucx_config_t config = {.tls = "tcp,self",
+                                     .devices = "auto",
+                                     .listen_host = "127.0.0.1",
+                                     .use = KVF_UCX_READS,
+                                     .over_software = true};
+    kvf_ucx_t *ucx = NULL;
+    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), NULL, &ucx, NULL), KVF_OK);
+    kvf_ucx_destroy(ucx);
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Paths by which one agent reads another one's pools, with UCX's tcp in place of a network card. */
+#include "transceiver/mover/ucx_rdma.h"
+
+#include "../support/leaks.h"
+#include "kvmgr/base/clock.h"
+
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define N_POOLS 2
+#define MIB (UINT64_C(1) << 20)
+#define UNTOUCHED 0xee
+
+static const uint64_t pool_bytes[N_POOLS] = {4 * MIB, MIB + 12345};
+
+typedef struct end {
+    kvf_ucx_t *ucx;
+    kvf_rdma_t *rdma;
+    uint8_t *memory[N_POOLS];
+    int ready, failed, done;
+    kvf_rdma_batch_t *last;
+    kvf_rdma_path_t *close_when_failed;
+} end_t;
+
+static void on_ready(void *ctx, void *owner) {
+    (void)owner;
+    ((end_t *)ctx)->ready++;
+}
+
+static void on_failed(void *ctx, void *owner, const char *why) {
+    end_t *end = ctx;
+    (void)owner;
+    cr_assert_neq(why[0], '\0');
+    end->failed++;
+    if (end->close_when_failed != NULL) {
+        kvf_rdma_close(end->close_when_failed);
+        end->close_when_failed = NULL;
+    }
+}
+
+/* Each batch is done once: its owner counts. */
+static void on_done(void *ctx, kvf_rdma_batch_t *batch) {
+    end_t *end = ctx;
+    end->done++;
+    end->last = batch;
+    ++*(int *)batch->owner;
+}
+
+static void end_open(end_t *end) {
+    const kvf_ucx_config_t config = {.tls = "tcp,self",
+                                     .devices = "auto",
+                                     .listen_host = "127.0.0.1",
+                                     .use = KVF_UCX_READS,
+                                     .over_software = true};
+    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, end};
+    const kvf_log_t log = kvf_log_stderr(KVF_LOG_ERROR);
+    kvf_rdma_pool_t pools[N_POOLS];
+    kvf_detail_t detail = {""};
+    memset(end, 0, sizeof(*end));
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        end->memory[i] = aligned_alloc(4096, (pool_bytes[i] + 4095) / 4096 * 4096);
+        cr_assert_not_null(end->memory[i]);
+        memset(end->memory[i], UNTOUCHED, pool_bytes[i]);
+        pools[i] = (kvf_rdma_pool_t){end->memory[i], pool_bytes[i], false};
+    }
+    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), &log, &end->ucx, &detail), KVF_OK,
+                 "%s", detail.text);
+    cr_assert_eq(kvf_rdma_create(end->ucx, pools, N_POOLS, &events, &end->rdma, &detail), KVF_OK,
+                 "%s", detail.text);
+}
+
+static void end_close(end_t *end) {
+    kvf_rdma_destroy(end->rdma);
+    kvf_ucx_destroy(end->ucx);
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        free(end->memory[i]);
+    }
+}
+
+/* What the lender has there. */
+static void fill(end_t *end) {
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        for (uint64_t k = 0; k < pool_bytes[i]; k++) {
+            end->memory[i][k] = (uint8_t)(k * 7 + k / 256 * 3 + i);
+        }
+    }
+}
+
+static uint64_t now_us(void) {
+    return kvf_clock_default()->now_us(NULL);
+}
+
+static void turn(end_t *a, end_t *b) {
+    (void)kvf_rdma_progress(a->rdma);
+    (void)kvf_rdma_progress(b->rdma);
+}
+
+/* Both in turns until a count is so high. */
+static void run_until(end_t *a, end_t *b, const int *count, int n) {
+    uint64_t end_us = now_us() + 20000000;
+    while (*count < n && now_us() < end_us) {
+        turn(a, b);
+    }
+    cr_assert_geq(*count, n);
+}
+
+static void run_for(end_t *a, end_t *b, int turns) {
+    for (int i = 0; i < turns; i++) {
+        turn(a, b);
+    }
+}
+
+/* A path from one to the other; the lender's end, and the reader's. */
+static void connect_ends(end_t *lender, end_t *reader, kvf_rdma_path_t **lent_p,
+                         kvf_rdma_path_t **read_p) {
+    uint8_t answer[KVF_UCX_ANSWER_BYTES];
+    size_t bytes;
+    kvf_detail_t detail = {""};
+    int ready = reader->ready;
+    cr_assert_eq(kvf_rdma_lend(lender->rdma, lender, lent_p, answer, &bytes, &detail), KVF_OK, "%s",
+                 detail.text);
+    cr_assert_eq(kvf_rdma_open(reader->rdma, reader, answer, bytes, pool_bytes, read_p, &detail),
+                 KVF_OK, "%s", detail.text);
+    run_until(lender, reader, &reader->ready, ready + 1);
+}
+
+static void read_all(end_t *lender, end_t *reader, kvf_rdma_path_t *path, kvf_rdma_batch_t *batch,
+                     uint32_t pool_idx, uint64_t at, uint64_t off, uint64_t bytes) {
+    kvf_status_t status;
+    while ((status = kvf_rdma_read(path, batch, pool_idx, reader->memory[pool_idx] + at, off,
+                                   bytes)) == KVF_ERR_AGAIN) {
+        turn(lender, reader);
+    }
+    cr_assert_eq(status, KVF_OK);
+}
+
+/* ---- bytes ---- */
+
+/* Ranges of all lengths and alignments, of both pools, in several batches: each is where it
+ * belongs, and nothing else has changed, on either side. */
+Test(ucx_rdma, bytes_come_where_they_belong, .timeout = 60) {
+    static const uint64_t lengths[] = {1, 7, 64, 4096, 4097, 65536, 262144, 1000003};
+    enum { N = sizeof(lengths) / sizeof(lengths[0]) };
+    kvf_rdma_batch_t batches[N_POOLS * 3] = {{0}};
+    int owners[N_POOLS * 3] = {0};
+    uint8_t *want[N_POOLS];
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    fill(&a);
+    connect_ends(&a, &b, &lent, &path);
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        want[i] = malloc(pool_bytes[i]);
+        cr_assert_not_null(want[i]);
+        memset(want[i], UNTOUCHED, pool_bytes[i]);
+    }
+    for (size_t k = 0; k < N_POOLS * 3; k++) {
+        const uint32_t pool = (uint32_t)(k % N_POOLS);
+        uint64_t at = 13 * k;
+        batches[k].owner = &owners[k];
+        for (size_t n = k / N_POOLS; n < N; n += 3) {
+            uint64_t off = pool_bytes[pool] - lengths[n] - 5 * n;
+            at += 3;
+            if (at + lengths[n] > pool_bytes[pool]) {
+                break;
+            }
+            memcpy(want[pool] + at, a.memory[pool] + off, lengths[n]);
+            read_all(&a, &b, path, &batches[k], pool, at, off, lengths[n]);
+            at += lengths[n];
+        }
+        /* The next batch of this pool comes over it: as in the copies above, in order. */
+        kvf_rdma_seal(b.rdma, &batches[k]);
+        run_until(&a, &b, &owners[k], 1);
+    }
+    for (size_t k = 0; k < N_POOLS * 3; k++) {
+        cr_expect_eq(owners[k], 1);
+        cr_expect_eq(batches[k].status, KVF_OK);
+    }
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        cr_assert_eq(memcmp(b.memory[i], want[i], pool_bytes[i]), 0, "pool %u", i);
+        for (uint64_t k = 0; k < pool_bytes[i]; k++) {
+            cr_assert_eq(a.memory[i][k], (uint8_t)(k * 7 + k / 256 * 3 + i));
+        }
+        free(want[i]);
+    }
+    cr_expect_eq(b.failed + a.failed + a.ready + a.done, 0);
+    end_close(&b);
+    end_close(&a);
+    check_leaks();
+}
+
+/* Many pieces: no more than so many at once, and all of them in the end; each batch is done when
+ * the last of its reads is, and only when it was sealed. */
+Test(ucx_rdma, so_many_at_once, .timeout = 60) {
+    enum { BATCHES = 4, PIECES = 300, PIECE = 1024 };
+    kvf_rdma_batch_t batches[BATCHES] = {{0}}, empty = {0};
+    int owners[BATCHES] = {0}, empties = 0;
+    kvf_rdma_path_t *lent, *path;
+    uint32_t n_begun = 0;
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    fill(&a);
+    connect_ends(&a, &b, &lent, &path);
+    kvf_status_t status = KVF_OK;
+    while (status == KVF_OK && n_begun < BATCHES * PIECES) {
+        batches[0].owner = &owners[0];
+        status = kvf_rdma_read(path, &batches[0], 0, b.memory[0], 0, MIB);
+        n_begun += status == KVF_OK;
+    }
+    cr_assert_eq(status, KVF_ERR_AGAIN);
+    cr_assert_eq(n_begun, KVF_RDMA_READS);
+    empty.owner = &empties;
+    kvf_rdma_seal(b.rdma, &empty);
+    run_until(&a, &b, &empties, 1);
+    cr_expect_eq(empty.status, KVF_OK);
+    for (uint32_t k = 1; k < BATCHES; k++) {
+        batches[k].owner = &owners[k];
+        for (uint32_t i = 0; i < PIECES; i++) {
+            uint64_t slot = (k * PIECES + i * 7) % 2048;
+            read_all(&a, &b, path, &batches[k], 0, MIB + slot * PIECE, MIB + slot * PIECE, PIECE);
+        }
+        kvf_rdma_seal(b.rdma, &batches[k]);
+    }
+    run_until(&a, &b, &b.done, BATCHES); /* the empty one, and all but the first */
+    cr_expect_eq(owners[0], 0, "it was not sealed");
+    kvf_rdma_seal(b.rdma, &batches[0]);
+    run_until(&a, &b, &owners[0], 1);
+    run_for(&a, &b, 100);
+    for (uint32_t k = 0; k < BATCHES; k++) {
+        cr_expect_eq(owners[k], 1);
+        cr_expect_eq(batches[k].status, KVF_OK);
+        for (uint32_t i = 0; k > 0 && i < PIECES; i++) {
+            uint64_t at = MIB + (k * PIECES + i * 7) % 2048 * PIECE;
+            cr_expect_eq(memcmp(b.memory[0] + at, a.memory[0] + at, PIECE), 0);
+        }
+    }
+    end_close(&b);
+    end_close(&a);
+    check_leaks();
+}
+
+/* A read that completes makes the descriptor readable of who has armed it, at either end. */
+Test(ucx_rdma, wakes_who_sleeps, .timeout = 60) {
+    kvf_rdma_batch_t batch = {0};
+    int owner = 0;
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    fill(&a);
+    connect_ends(&a, &b, &lent, &path);
+    batch.owner = &owner;
+    cr_assert_eq(kvf_rdma_read(path, &batch, 0, b.memory[0] + 5, 9, MIB), KVF_OK);
+    kvf_rdma_seal(b.rdma, &batch);
+    for (int i = 0; i < 10000 && owner == 0; i++) {
+        end_t *ends[] = {&a, &b};
+        struct pollfd fds[2];
+        bool asleep = true;
+        for (int k = 0; k < 2; k++) {
+            (void)kvf_rdma_progress(ends[k]->rdma);
+            asleep = asleep && owner == 0 && kvf_rdma_arm(ends[k]->rdma);
+            fds[k] = (struct pollfd){.fd = kvf_rdma_fd(ends[k]->rdma), .events = POLLIN};
+        }
+        if (asleep) {
+            cr_assert_gt(poll(fds, 2, 10000), 0, "nobody wakes");
+        }
+    }
+    cr_assert_eq(owner, 1);
+    cr_expect_eq(memcmp(b.memory[0] + 5, a.memory[0] + 9, MIB), 0);
+    bool idle = false;
+    for (int i = 0; i < 10000 && !idle; i++) {
+        turn(&a, &b);
+        idle = kvf_rdma_arm(a.rdma) && kvf_rdma_arm(b.rdma);
+    }
+    cr_expect(idle, "there is nothing to do");
+    kvf_rdma_batch_t empty = {.owner = &owner};
+    kvf_rdma_seal(b.rdma, &empty);
+    cr_expect_not(kvf_rdma_arm(b.rdma), "a batch is done, and nobody was told");
+    (void)kvf_rdma_progress(b.rdma);
+    end_close(&b);
+    end_close(&a);
+    check_leaks();
+}
+
+/* ---- ends ---- */
+
+/* Read much, close one end somewhere in between, and see that nothing comes afterwards. */
+static void close_in_the_middle(bool the_reader, int turns) {
+    enum { BATCHES = 3 };
+    kvf_rdma_batch_t batches[BATCHES] = {{0}}, open_one = {0};
+    int owners[BATCHES] = {0}, open_owner = 0;
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    fill(&a);
+    connect_ends(&a, &b, &lent, &path);
+    open_one.owner = &open_owner;
+    for (int k = 0; k < BATCHES; k++) {
+        batches[k].owner = &owners[k];
+        for (uint64_t i = 0; i < 4; i++) {
+            cr_assert_eq(kvf_rdma_read(path, &batches[k], 0, b.memory[0] + i * MIB, i * MIB, MIB),
+                         KVF_OK);
+        }
+        kvf_rdma_seal(b.rdma, &batches[k]);
+    }
+    cr_assert_eq(kvf_rdma_read(path, &open_one, 1, b.memory[1], 0, pool_bytes[1]), KVF_OK);
+    run_for(&a, &b, turns);
+    int done_before = b.done;
+    if (the_reader) {
+        kvf_rdma_close(path);
+        /* The emulation, unlike a card, aborts a lender that still has something to send. */
+        kvf_rdma_close(lent);
+    } else {
+        kvf_rdma_close(lent);
+        b.close_when_failed = path;
+        run_until(&a, &b, &b.failed, 1);
+        cr_expect_null(b.close_when_failed);
+    }
+    /* Its own worker is gone: whatever the other end does now, this memory is its owner's. */
+    memset(b.memory[0], UNTOUCHED, pool_bytes[0]);
+    memset(b.memory[1], UNTOUCHED, pool_bytes[1]);
+    run_until(&a, &b, &b.done, BATCHES);
+    cr_expect_eq(open_owner, 0);
+    kvf_rdma_seal(b.rdma, &open_one);
+    run_until(&a, &b, &open_owner, 1);
+    run_for(&a, &b, 1000);
+    for (int k = 0; k < BATCHES; k++) {
+        cr_expect_eq(owners[k], 1);
+        cr_expect_eq(batches[k].status, k < done_before ? KVF_OK : batches[k].status);
+        cr_expect(batches[k].status == KVF_OK || batches[k].status == KVF_ERR_PEER_LOST);
+    }
+    if (turns == 0) {
+        cr_expect_eq(batches[BATCHES - 1].status, KVF_ERR_PEER_LOST);
+        cr_expect_eq(open_one.status, KVF_ERR_PEER_LOST);
+    }
+    cr_expect_eq(b.done, BATCHES + 1);
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        for (uint64_t k = 0; k < pool_bytes[i]; k++) {
+            cr_assert_eq(b.memory[i][k], UNTOUCHED, "written to after its path was closed");
+        }
+    }
+    end_close(&b);
+    end_close(&a);
+    check_leaks();
+}
+
+Test(ucx_rdma, the_reader_closes, .timeout = 100) {
+    static const int turns[] = {0, 1, 5, 20, 60};
+    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+        close_in_the_middle(true, turns[i]);
+    }
+}
+
+Test(ucx_rdma, the_lender_closes, .timeout = 100) {
+    static const int turns[] = {0, 1, 5, 20};
+    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+        close_in_the_middle(false, turns[i]);
+    }
+}
+
+/* Each path is one by itself. */
+Test(ucx_rdma, other_paths_go_on, .timeout = 60) {
+    kvf_rdma_batch_t batches[2] = {{0}};
+    int owners[2] = {0};
+    kvf_rdma_path_t *lent[3], *path[3];
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    fill(&a);
+    connect_ends(&a, &b, &lent[0], &path[0]);
+    connect_ends(&a, &b, &lent[1], &path[1]);
+    for (int k = 0; k < 2; k++) {
+        batches[k].owner = &owners[k];
+        cr_assert_eq(kvf_rdma_read(path[k], &batches[k], 0, b.memory[0] + (uint64_t)k * 2 * MIB,
+                                   (uint64_t)k * 2 * MIB, 2 * MIB),
+                     KVF_OK);
+        kvf_rdma_seal(b.rdma, &batches[k]);
+    }
+    kvf_rdma_close(lent[0]);
+    run_until(&a, &b, &owners[1], 1);
+    cr_expect_eq(batches[1].status, KVF_OK);
+    cr_expect_eq(memcmp(b.memory[0] + 2 * MIB, a.memory[0] + 2 * MIB, 2 * MIB), 0);
+    kvf_rdma_close(path[0]);
+    run_until(&a, &b, &owners[0], 1);
+    connect_ends(&a, &b, &lent[2], &path[2]); /* and there may be new ones */
+    end_close(&a);                            /* with paths, which it closes */
+    end_close(&b);
+    check_leaks();
+}
+
+Test(ucx_rdma, ends_with_reads_under_way, .timeout = 60) {
+    for (int which = 0; which < 2; which++) {
+        kvf_rdma_batch_t batch = {0};
+        kvf_rdma_path_t *lent, *path;
+        end_t a, b;
+        end_open(&a);
+        end_open(&b);
+        connect_ends(&a, &b, &lent, &path);
+        for (uint64_t i = 0; i < 8; i++) {
+            cr_assert_eq(
+                kvf_rdma_read(path, &batch, 0, b.memory[0] + i % 4 * MIB, i % 4 * MIB, MIB),
+                KVF_OK);
+        }
+        end_close(which == 0 ? &a : &b);
+        end_close(which == 0 ? &b : &a);
+        check_leaks();
+    }
+}
+
+/* ---- what does not go together ---- */
+
+Test(ucx_rdma, answers_that_are_none, .timeout = 60) {
+    uint8_t answer[KVF_UCX_ANSWER_BYTES], other[KVF_UCX_ANSWER_BYTES];
+    const uint64_t longer[N_POOLS] = {pool_bytes[0], pool_bytes[1] + 1};
+    size_t bytes, other_bytes;
+    kvf_rdma_path_t *lent[2], *path = NULL;
+    kvf_detail_t detail = {""};
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    cr_assert_eq(kvf_rdma_lend(a.rdma, NULL, &lent[0], answer, &bytes, &detail), KVF_OK);
+    cr_assert_eq(kvf_rdma_lend(a.rdma, NULL, &lent[1], other, &other_bytes, &detail), KVF_OK);
+    cr_expect(bytes != other_bytes || memcmp(answer, other, bytes) != 0, "one worker for both");
+    cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, bytes, longer, &path, &detail),
+                 KVF_ERR_INVALID);
+    cr_expect_not_null(strstr(detail.text, "pool 1"), "%s", detail.text);
+    cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, bytes - 1, pool_bytes, &path, &detail),
+                 KVF_ERR_INVALID);
+    cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, 0, pool_bytes, &path, &detail),
+                 KVF_ERR_INVALID);
+    answer[40] ^= 1;
+    cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, bytes, pool_bytes, &path, &detail),
+                 KVF_ERR_INVALID);
+    answer[40] ^= 1;
+    answer[2] ^= 1;
+    cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, bytes, pool_bytes, &path, &detail),
+                 KVF_ERR_INCOMPATIBLE);
+    answer[2] ^= 1;
+    cr_expect_null(path);
+    /* The worker that it tells of is gone: the path fails, whenever UCX notices. */
+    kvf_rdma_close(lent[0]);
+    if (kvf_rdma_open(b.rdma, &b, answer, bytes, pool_bytes, &path, &detail) == KVF_OK) {
+        run_until(&a, &b, &b.failed, 1);
+        cr_expect_eq(kvf_rdma_read(path, &(kvf_rdma_batch_t){0}, 0, b.memory[0], 0, 1),
+                     KVF_ERR_PEER_LOST);
+    }
+    cr_expect_eq(b.ready, 0);
+    end_close(&b);
+    end_close(&a);
+    check_leaks();
+}
+
+Test(ucx_rdma, addresses, .timeout = 60) {
+    uint8_t address[KVF_RDMA_ADDRESS_BYTES];
+    kvf_detail_t detail = {""};
+    end_t a;
+    end_open(&a);
+    kvf_rdma_address(a.rdma, address);
+    cr_expect_eq(kvf_rdma_check_address(a.rdma, address, sizeof(address), &detail), KVF_OK);
+    for (size_t n = 0; n < sizeof(address); n++) {
+        cr_expect_eq(kvf_rdma_check_address(a.rdma, address, n, &detail), KVF_ERR_INVALID);
+    }
+    for (size_t n = 0; n < sizeof(address); n++) {
+        address[n] ^= 1;
+        cr_expect_eq(kvf_rdma_check_address(a.rdma, address, sizeof(address), &detail),
+                     n < 8 ? KVF_ERR_INVALID : KVF_ERR_UNSUPPORTED, "%zu", n);
+        address[n] ^= 1;
+    }
+    cr_expect_not_null(strstr(detail.text, "install the same"), "%s", detail.text);
+    end_close(&a);
+    check_leaks();
+}
+
+/* A device's address is given to no UCX that takes it for the CPU's. */
+Test(ucx_rdma, devices_that_ucx_does_not_know, .timeout = 60) {
+    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, NULL};
+    const kvf_rdma_pool_t pool = {(uint8_t *)4096, 4096, true};
+    kvf_rdma_t *rdma = NULL;
+    kvf_detail_t detail = {""};
+    end_t a;
+    end_open(&a); /* not told of devices */
+    cr_expect_eq(kvf_rdma_create(a.ucx, &pool, 1, &events, &rdma, &detail), KVF_ERR_UNSUPPORTED);
+    cr_expect_not_null(strstr(detail.text, "does not know memory of CUDA"), "%s", detail.text);
+    cr_expect_null(rdma);
+    end_close(&a);
+    check_leaks();
+}
