@@ -6,6 +6,7 @@
 #include "kvmgr/base/clock.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -392,6 +393,44 @@ Test(ucx_rdma, other_paths_go_on, .timeout = 60) {
     connect_ends(&a, &b, &lent[2], &path[2]); /* and there may be new ones */
     end_close(&a);                            /* with paths, which it closes */
     end_close(&b);
+    check_leaks();
+}
+
+static int n_descriptors(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+    cr_assert_not_null(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* A path's worker goes with it, at both ends: that is all that keeps a card from going on. */
+Test(ucx_rdma, nothing_is_left_of_a_path, .timeout = 60) {
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    connect_ends(&a, &b, &lent, &path); /* the first one opens what stays */
+    const int n = n_descriptors();
+    kvf_rdma_close(path);
+    kvf_rdma_close(lent);
+    const int without = n_descriptors();
+    cr_expect_lt(without, n);
+    for (int i = 0; i < 5; i++) {
+        connect_ends(&a, &b, &lent, &path);
+        cr_expect_eq(n_descriptors(), n);
+        kvf_rdma_close(path);
+        const int half = n_descriptors();
+        kvf_rdma_close(lent);
+        cr_expect_lt(half, n);
+        cr_expect_lt(n_descriptors(), half);
+        cr_expect_eq(n_descriptors(), without);
+    }
+    end_close(&b);
+    end_close(&a);
     check_leaks();
 }
 
