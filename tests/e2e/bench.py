@@ -94,7 +94,7 @@ def check_references():
 
 def check_errors():
     for args, code, word in (
-            (("--mover", "magic"), 2, "auto, mapped, tcp, ucx, cuda or nccl"), (("--block-bytes", "100"), 2, "multiple of 64"),
+            (("--mover", "magic"), 2, "auto, mapped, tcp, ucx, cuda, nccl or rdma"), (("--block-bytes", "100"), 2, "multiple of 64"),
             (("--block-bytes", "0"), 2, "multiple of 64"), (("--block-bytes", "1kb"), 2, "KiB"),
             (("--blocks", "9"), 2, "need 69632"), (("--blocks", "0"), 2, "--blocks"), (("--reps", "x"), 2, "--reps"),
             (("--layers", "3"), 2, "--layers"), (("--digest", "maybe"), 2, "off or on"),
