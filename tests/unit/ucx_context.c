@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transceiver/mover/ucx.h"
+#include "transceiver/mover/ucx_context.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -64,11 +64,25 @@ Test(ucx_context, the_environment_wins) {
     cr_assert_eq(strncmp(kvf_ucx_version(), "1.", 2), 0);
 }
 
+/* Whether a context has a transport, whatever it was asked for. */
+static bool has_transport(const kvf_ucx_t *ucx, const char *name) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    cr_assert_not_null(file);
+    ucp_context_print_info(ucx->context, file);
+    cr_assert_eq(fclose(file), 0);
+    bool has = strstr(text, name) != NULL;
+    free(text);
+    return has;
+}
+
 /* Reads go over network cards alone, whatever the settings or the environment name: over other
  * transports UCX has them done by a peer that is not asked. */
-static void expect_reads(const char *tls, const char *environment, const char *asked) {
+static void expect_reads_for(kvf_ucx_use_t use, const char *tls, const char *environment,
+                             const char *asked) {
     const kvf_ucx_config_t config = {
-        .tls = tls, .devices = "auto", .listen_host = "127.0.0.1", .use = KVF_UCX_READS};
+        .tls = tls, .devices = "auto", .listen_host = "127.0.0.1", .use = use};
     const kvf_log_t log = {on_log, NULL, KVF_LOG_TRACE};
     kvf_ucx_t *ucx = NULL;
     kvf_detail_t detail = {""};
@@ -81,10 +95,12 @@ static void expect_reads(const char *tls, const char *environment, const char *a
     (void)snprintf(text, sizeof(text), "tls %s%s%s", status == KVF_OK ? "" : "\"", asked,
                    status == KVF_OK ? ", for reads" : "\"");
     if (asked[0] == '\0') {
-        cr_expect_eq(status, KVF_ERR_UNSUPPORTED);
-        cr_expect_not_null(strstr(detail.text, "as rc and dc do"), "%s", detail.text);
+        cr_expect_eq(status, KVF_ERR_UNSUPPORTED, "%s: %s", tls, detail.text);
+        cr_expect_not_null(strstr(detail.text, "as rc and dc do"), "%s: %s", tls, detail.text);
     } else if (status == KVF_OK) { /* there is a card */
         cr_expect_not_null(strstr(log_text, text), "%s", log_text);
+        cr_expect_not(has_transport(ucx, "tcp/"), "%s", asked);
+        cr_expect_not(has_transport(ucx, "self/"), "%s", asked);
     } else {
         cr_expect_eq(status, KVF_ERR_UNSUPPORTED, "%s", detail.text);
         cr_expect_not_null(strstr(detail.text, text), "%s: %s", text, detail.text);
@@ -93,23 +109,53 @@ static void expect_reads(const char *tls, const char *environment, const char *a
     cr_assert_eq(unsetenv("UCX_TLS"), 0);
 }
 
+static void expect_reads(const char *tls, const char *environment, const char *asked) {
+    expect_reads_for(KVF_UCX_READS, tls, environment, asked);
+}
+
 Test(ucx_context, reads_go_over_cards_alone) {
     expect_reads("auto", NULL, "rc,dc");
     expect_reads("tcp,self", NULL, "");
     expect_reads("posix,sysv,cma,shm,sm,ud,ib,all,srd", NULL, "");
+    expect_reads("tcp,rc", NULL, "rc");
     expect_reads("tcp,rc_x,self", NULL, "rc_x");
     expect_reads("dc", "tcp", "");
     expect_reads("tcp", "rc,tcp", "rc");
+    expect_reads("tcp", "auto", "rc,dc");
+    expect_reads("rc", "", "");
     expect_reads("^tcp", NULL, "");
+    expect_reads("rc,rc_v,rc_x,rc_verbs,rc_mlx5,dc,dc_x,dc_mlx5", NULL,
+                 "rc,rc_v,rc_x,rc_verbs,rc_mlx5,dc,dc_x,dc_mlx5");
+    expect_reads("r,d,rcx,rc_ver,rc_verbs2,dc_mlx,RC,rc:aux,^rc,\\rc", NULL, ""); /* like cards */
+    expect_reads(",,rc,,dc_x,", NULL, "rc,dc_x");
+    expect_reads("", NULL, "");
+}
+
+/* To a device's memory they go over cards, too; what else is asked for only knows that memory. */
+Test(ucx_context, a_devices_reads_go_over_cards_alone) {
+    expect_reads_for(KVF_UCX_DEVICE_READS, "auto", NULL, "rc,dc,cuda_copy");
+    expect_reads_for(KVF_UCX_DEVICE_READS, "tcp,rc,self", NULL, "rc,cuda_copy");
+    expect_reads_for(KVF_UCX_DEVICE_READS, "tcp", "dc,cuda_ipc,tcp", "dc,cuda_copy");
+    expect_reads_for(KVF_UCX_DEVICE_READS, "tcp,self", NULL, "");
+    expect_reads_for(KVF_UCX_DEVICE_READS, "cuda_copy,cuda_ipc,gdr_copy,cuda", NULL, "");
+    expect_reads_for(KVF_UCX_DEVICE_READS, "rc", "tcp", "");
 }
 
 Test(ucx_context, tests_may_read_over_software) {
-    const kvf_ucx_config_t config = {.tls = "tcp,self",
-                                     .devices = "auto",
-                                     .listen_host = "127.0.0.1",
-                                     .use = KVF_UCX_READS,
-                                     .over_software = true};
-    kvf_ucx_t *ucx = NULL;
-    cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), NULL, &ucx, NULL), KVF_OK);
-    kvf_ucx_destroy(ucx);
+    static const char *const tls[] = {"tcp,self", "auto"};
+    const kvf_log_t log = {on_log, NULL, KVF_LOG_TRACE};
+    for (size_t i = 0; i < 2; i++) {
+        const kvf_ucx_config_t config = {.tls = tls[i],
+                                         .devices = "auto",
+                                         .listen_host = "127.0.0.1",
+                                         .use = KVF_UCX_READS,
+                                         .over_software = true};
+        kvf_ucx_t *ucx = NULL;
+        log_text[0] = '\0';
+        cr_assert_eq(kvf_ucx_create(&config, kvf_alloc_default(), &log, &ucx, NULL), KVF_OK);
+        cr_expect_not_null(strstr(log_text, "tls tcp,self, for reads"), "%s", log_text);
+        cr_expect(has_transport(ucx, "tcp/lo"));
+        cr_expect(has_transport(ucx, "self/"));
+        kvf_ucx_destroy(ucx);
+    }
 }

@@ -23,21 +23,27 @@ typedef struct end {
     kvf_rdma_t *rdma;
     uint8_t *memory[N_POOLS];
     int ready, failed, done;
-    kvf_rdma_batch_t *last;
-    kvf_rdma_path_t *close_when_failed;
+    void *ready_owner, *failed_owner;
+    kvf_rdma_path_t *close_when_failed, *close_when_done;
 } end_t;
 
 static void on_ready(void *ctx, void *owner) {
-    (void)owner;
-    ((end_t *)ctx)->ready++;
+    end_t *end = ctx;
+    end->ready++;
+    end->ready_owner = owner;
+    cr_assert(end->failed == 0 || end->failed_owner != owner, "it has failed before");
 }
 
 static void on_failed(void *ctx, void *owner, const char *why) {
     end_t *end = ctx;
-    (void)owner;
+    kvf_rdma_batch_t batch = {0};
     cr_assert_neq(why[0], '\0');
     end->failed++;
+    end->failed_owner = owner;
     if (end->close_when_failed != NULL) {
+        cr_expect_eq(kvf_rdma_read(end->close_when_failed, &batch, 0, end->memory[0], 0, 1),
+                     KVF_ERR_PEER_LOST);
+        cr_expect_null(batch.path, "nothing was started");
         kvf_rdma_close(end->close_when_failed);
         end->close_when_failed = NULL;
     }
@@ -47,16 +53,23 @@ static void on_failed(void *ctx, void *owner, const char *why) {
 static void on_done(void *ctx, kvf_rdma_batch_t *batch) {
     end_t *end = ctx;
     end->done++;
-    end->last = batch;
     ++*(int *)batch->owner;
+    if (end->close_when_done != NULL) {
+        kvf_rdma_close(end->close_when_done);
+        end->close_when_done = NULL;
+    }
 }
 
-static void end_open(end_t *end) {
-    const kvf_ucx_config_t config = {.tls = "tcp,self",
-                                     .devices = "auto",
-                                     .listen_host = "127.0.0.1",
-                                     .use = KVF_UCX_READS,
-                                     .over_software = true};
+static kvf_ucx_config_t config_over(const char *tls) {
+    return (kvf_ucx_config_t){.tls = tls,
+                              .devices = "auto",
+                              .listen_host = "127.0.0.1",
+                              .use = KVF_UCX_READS,
+                              .over_software = true};
+}
+
+static void end_open_over(end_t *end, const char *tls) {
+    const kvf_ucx_config_t config = config_over(tls);
     const kvf_rdma_events_t events = {on_ready, on_failed, on_done, end};
     const kvf_log_t log = kvf_log_stderr(KVF_LOG_ERROR);
     kvf_rdma_pool_t pools[N_POOLS];
@@ -74,9 +87,15 @@ static void end_open(end_t *end) {
                  "%s", detail.text);
 }
 
+static void end_open(end_t *end) {
+    end_open_over(end, "tcp,self");
+}
+
 static void end_close(end_t *end) {
+    const int done = end->done;
     kvf_rdma_destroy(end->rdma);
     kvf_ucx_destroy(end->ucx);
+    cr_expect_eq(end->done, done, "destroy tells of nothing");
     for (uint32_t i = 0; i < N_POOLS; i++) {
         free(end->memory[i]);
     }
@@ -124,9 +143,26 @@ static void connect_ends(end_t *lender, end_t *reader, kvf_rdma_path_t **lent_p,
     int ready = reader->ready;
     cr_assert_eq(kvf_rdma_lend(lender->rdma, lender, lent_p, answer, &bytes, &detail), KVF_OK, "%s",
                  detail.text);
-    cr_assert_eq(kvf_rdma_open(reader->rdma, reader, answer, bytes, pool_bytes, read_p, &detail),
+    cr_assert_eq(kvf_rdma_open(reader->rdma, read_p, answer, bytes, pool_bytes, read_p, &detail),
                  KVF_OK, "%s", detail.text);
     run_until(lender, reader, &reader->ready, ready + 1);
+    run_for(lender, reader, 10);
+    cr_assert_eq(reader->ready, ready + 1, "once");
+    cr_assert_eq(reader->ready_owner, read_p);
+}
+
+/* Two ends, and a path by which b reads what a has. */
+static void pair_open(end_t *a, end_t *b, kvf_rdma_path_t **lent_p, kvf_rdma_path_t **path_p) {
+    end_open(a);
+    end_open(b);
+    fill(a);
+    connect_ends(a, b, lent_p, path_p);
+}
+
+static void pair_close(end_t *a, end_t *b) {
+    end_close(b);
+    end_close(a);
+    check_leaks();
 }
 
 static void read_all(end_t *lender, end_t *reader, kvf_rdma_path_t *path, kvf_rdma_batch_t *batch,
@@ -144,17 +180,14 @@ static void read_all(end_t *lender, end_t *reader, kvf_rdma_path_t *path, kvf_rd
 /* Ranges of all lengths and alignments, of both pools, in several batches: each is where it
  * belongs, and nothing else has changed, on either side. */
 Test(ucx_rdma, bytes_come_where_they_belong, .timeout = 60) {
-    static const uint64_t lengths[] = {1, 7, 64, 4096, 4097, 65536, 262144, 1000003};
+    static const uint64_t lengths[] = {1, 7, 64, 4096, 4097, 65536, 262144, MIB + 3};
     enum { N = sizeof(lengths) / sizeof(lengths[0]) };
     kvf_rdma_batch_t batches[N_POOLS * 3] = {{0}};
     int owners[N_POOLS * 3] = {0};
     uint8_t *want[N_POOLS];
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    fill(&a);
-    connect_ends(&a, &b, &lent, &path);
+    pair_open(&a, &b, &lent, &path);
     for (uint32_t i = 0; i < N_POOLS; i++) {
         want[i] = malloc(pool_bytes[i]);
         cr_assert_not_null(want[i]);
@@ -190,9 +223,7 @@ Test(ucx_rdma, bytes_come_where_they_belong, .timeout = 60) {
         free(want[i]);
     }
     cr_expect_eq(b.failed + a.failed + a.ready + a.done, 0);
-    end_close(&b);
-    end_close(&a);
-    check_leaks();
+    pair_close(&a, &b);
 }
 
 /* Many pieces: no more than so many at once, and all of them in the end; each batch is done when
@@ -204,10 +235,7 @@ Test(ucx_rdma, so_many_at_once, .timeout = 60) {
     kvf_rdma_path_t *lent, *path;
     uint32_t n_begun = 0;
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    fill(&a);
-    connect_ends(&a, &b, &lent, &path);
+    pair_open(&a, &b, &lent, &path);
     kvf_status_t status = KVF_OK;
     while (status == KVF_OK && n_begun < BATCHES * PIECES) {
         batches[0].owner = &owners[0];
@@ -241,52 +269,61 @@ Test(ucx_rdma, so_many_at_once, .timeout = 60) {
             cr_expect_eq(memcmp(b.memory[0] + at, a.memory[0] + at, PIECE), 0);
         }
     }
-    end_close(&b);
-    end_close(&a);
-    check_leaks();
+    pair_close(&a, &b);
 }
 
-/* A read that completes makes the descriptor readable of who has armed it, at either end. */
+/* Progress one end until it may sleep: nothing has happened to it then. */
+static unsigned fall_asleep(const end_t *end) {
+    struct pollfd fd = {.fd = kvf_rdma_fd(end->rdma), .events = POLLIN};
+    uint64_t end_us = now_us() + 20000000;
+    unsigned n = 0;
+    do {
+        n += kvf_rdma_progress(end->rdma);
+    } while (!kvf_rdma_arm(end->rdma) && now_us() < end_us);
+    cr_assert(kvf_rdma_arm(end->rdma), "it stays awake");
+    cr_assert_eq(poll(&fd, 1, 0), 0, "it wakes at once");
+    return n;
+}
+
+static void expect_awake(const end_t *end) {
+    struct pollfd fd = {.fd = kvf_rdma_fd(end->rdma), .events = POLLIN};
+    cr_assert_eq(poll(&fd, 1, 10000), 1, "it sleeps");
+    cr_assert_eq(fd.revents, POLLIN);
+}
+
+/* Who has armed its descriptor wakes: a lender at a read, which it is not told of, and the reader
+ * when bytes come. The other end makes no progress meanwhile, so both do sleep. */
 Test(ucx_rdma, wakes_who_sleeps, .timeout = 60) {
-    kvf_rdma_batch_t batch = {0};
+    kvf_rdma_batch_t batch = {0}, empty = {0};
     int owner = 0;
+    unsigned n_lent = 0;
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    fill(&a);
-    connect_ends(&a, &b, &lent, &path);
-    batch.owner = &owner;
+    pair_open(&a, &b, &lent, &path);
+    batch.owner = empty.owner = &owner;
+    (void)fall_asleep(&b);
+    (void)fall_asleep(&a);
     cr_assert_eq(kvf_rdma_read(path, &batch, 0, b.memory[0] + 5, 9, MIB), KVF_OK);
     kvf_rdma_seal(b.rdma, &batch);
-    for (int i = 0; i < 10000 && owner == 0; i++) {
-        end_t *ends[] = {&a, &b};
-        struct pollfd fds[2];
-        bool asleep = true;
-        for (int k = 0; k < 2; k++) {
-            (void)kvf_rdma_progress(ends[k]->rdma);
-            asleep = asleep && owner == 0 && kvf_rdma_arm(ends[k]->rdma);
-            fds[k] = (struct pollfd){.fd = kvf_rdma_fd(ends[k]->rdma), .events = POLLIN};
-        }
-        if (asleep) {
-            cr_assert_gt(poll(fds, 2, 10000), 0, "nobody wakes");
+    for (uint64_t end_us = now_us() + 20000000; owner == 0 && now_us() < end_us;) {
+        (void)fall_asleep(&b);
+        if (owner == 0) {
+            expect_awake(&a);
+            n_lent += fall_asleep(&a);
+            expect_awake(&b);
         }
     }
     cr_assert_eq(owner, 1);
+    cr_expect_gt(n_lent, 0);
     cr_expect_eq(memcmp(b.memory[0] + 5, a.memory[0] + 9, MIB), 0);
-    bool idle = false;
-    for (int i = 0; i < 10000 && !idle; i++) {
-        turn(&a, &b);
-        idle = kvf_rdma_arm(a.rdma) && kvf_rdma_arm(b.rdma);
-    }
-    cr_expect(idle, "there is nothing to do");
-    kvf_rdma_batch_t empty = {.owner = &owner};
+    (void)fall_asleep(&a);
+    (void)fall_asleep(&b);
+    cr_expect_eq(kvf_rdma_progress(b.rdma), 0, "there is nothing to do");
     kvf_rdma_seal(b.rdma, &empty);
     cr_expect_not(kvf_rdma_arm(b.rdma), "a batch is done, and nobody was told");
-    (void)kvf_rdma_progress(b.rdma);
-    end_close(&b);
-    end_close(&a);
-    check_leaks();
+    cr_expect_eq(kvf_rdma_progress(b.rdma), 1);
+    cr_expect_eq(owner, 2);
+    pair_close(&a, &b);
 }
 
 /* ---- ends ---- */
@@ -298,10 +335,7 @@ static void close_in_the_middle(bool the_reader, int turns) {
     int owners[BATCHES] = {0}, open_owner = 0;
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    fill(&a);
-    connect_ends(&a, &b, &lent, &path);
+    pair_open(&a, &b, &lent, &path);
     open_one.owner = &open_owner;
     for (int k = 0; k < BATCHES; k++) {
         batches[k].owner = &owners[k];
@@ -329,6 +363,7 @@ static void close_in_the_middle(bool the_reader, int turns) {
     memset(b.memory[1], UNTOUCHED, pool_bytes[1]);
     run_until(&a, &b, &b.done, BATCHES);
     cr_expect_eq(open_owner, 0);
+    cr_expect_null(open_one.path, "the path is gone");
     kvf_rdma_seal(b.rdma, &open_one);
     run_until(&a, &b, &open_owner, 1);
     run_for(&a, &b, 1000);
@@ -342,14 +377,14 @@ static void close_in_the_middle(bool the_reader, int turns) {
         cr_expect_eq(open_one.status, KVF_ERR_PEER_LOST);
     }
     cr_expect_eq(b.done, BATCHES + 1);
+    cr_expect_eq(b.failed, the_reader ? 0 : 1);
+    cr_expect_eq(b.failed_owner, the_reader ? NULL : &path);
     for (uint32_t i = 0; i < N_POOLS; i++) {
         for (uint64_t k = 0; k < pool_bytes[i]; k++) {
             cr_assert_eq(b.memory[i][k], UNTOUCHED, "written to after its path was closed");
         }
     }
-    end_close(&b);
-    end_close(&a);
-    check_leaks();
+    pair_close(&a, &b);
 }
 
 Test(ucx_rdma, the_reader_closes, .timeout = 100) {
@@ -366,16 +401,153 @@ Test(ucx_rdma, the_lender_closes, .timeout = 100) {
     }
 }
 
+/* What had come before its path was closed is there, sealed or not. */
+Test(ucx_rdma, closes_behind_what_has_come, .timeout = 60) {
+    kvf_rdma_batch_t sealed = {0}, open_one = {0};
+    int owners[2] = {0};
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    pair_open(&a, &b, &lent, &path);
+    sealed.owner = &owners[0];
+    open_one.owner = &owners[1];
+    cr_assert_eq(kvf_rdma_read(path, &sealed, 0, b.memory[0], 0, MIB), KVF_OK);
+    cr_assert_eq(kvf_rdma_read(path, &open_one, 1, b.memory[1], 0, MIB), KVF_OK);
+    for (uint64_t end_us = now_us() + 20000000;
+         sealed.n_reads + open_one.n_reads > 0 && now_us() < end_us;) {
+        turn(&a, &b);
+    }
+    kvf_rdma_seal(b.rdma, &sealed);
+    kvf_rdma_close(path);
+    kvf_rdma_close(lent);
+    cr_expect_eq(b.done, 0, "close calls nobody");
+    run_until(&a, &b, &owners[0], 1);
+    kvf_rdma_seal(b.rdma, &open_one);
+    run_until(&a, &b, &owners[1], 1);
+    cr_expect_eq(sealed.status, KVF_OK);
+    cr_expect_eq(open_one.status, KVF_OK);
+    cr_expect_eq(memcmp(b.memory[0], a.memory[0], MIB), 0);
+    cr_expect_eq(memcmp(b.memory[1], a.memory[1], MIB), 0);
+    cr_expect_eq(b.done, 2);
+    pair_close(&a, &b);
+}
+
+/* From inside of done, with the others of the path still under way. */
+Test(ucx_rdma, closes_when_it_is_told, .timeout = 60) {
+    enum { BATCHES = 8 };
+    kvf_rdma_batch_t batches[BATCHES] = {{0}};
+    int owners[BATCHES] = {0}, n_lost = 0;
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    pair_open(&a, &b, &lent, &path);
+    for (int k = 0; k < BATCHES; k++) {
+        batches[k].owner = &owners[k];
+        cr_assert_eq(
+            kvf_rdma_read(path, &batches[k], 0, b.memory[0], 0, k == 0 ? 1 : pool_bytes[0]),
+            KVF_OK);
+        kvf_rdma_seal(b.rdma, &batches[k]);
+    }
+    b.close_when_done = path;
+    for (uint64_t end_us = now_us() + 20000000; b.close_when_done != NULL && now_us() < end_us;) {
+        turn(&a, &b);
+    }
+    kvf_rdma_close(lent);
+    cr_expect_eq(b.done, BATCHES, "in the same progress");
+    run_for(&a, &b, 100);
+    for (int k = 0; k < BATCHES; k++) {
+        cr_expect_eq(owners[k], 1);
+        n_lost += batches[k].status == KVF_ERR_PEER_LOST;
+    }
+    cr_expect_eq(batches[0].status, KVF_OK);
+    cr_expect_gt(n_lost, 0, "of 28 MiB some were under way");
+    cr_expect_eq(b.failed, 0);
+    pair_close(&a, &b);
+}
+
+/* While a path is made either end may go, behind any step of it: the reader is told once, of a
+ * failure after which it is never ready, or of nothing when it was the one. A step is a turn of one
+ * end in which something happened. False: it was ready before so many of them. */
+static bool leave_while_connecting(bool the_reader, int steps) {
+    uint8_t answer[KVF_UCX_ANSWER_BYTES];
+    size_t bytes;
+    kvf_rdma_path_t *lent, *path = NULL;
+    kvf_detail_t detail = {""};
+    end_t a, b;
+    end_open(&a);
+    end_open(&b);
+    cr_assert_eq(kvf_rdma_lend(a.rdma, &a, &lent, answer, &bytes, &detail), KVF_OK);
+    cr_assert_eq(kvf_rdma_open(b.rdma, &b, answer, bytes, pool_bytes, &path, &detail), KVF_OK, "%s",
+                 detail.text);
+    uint64_t end_us = now_us() + 20000000;
+    for (int n = 0, i = 0; n < steps && b.ready == 0 && now_us() < end_us; i++) {
+        n += kvf_rdma_progress(i % 2 == 0 ? a.rdma : b.rdma) > 0;
+    }
+    const int ready = b.ready;
+    if (the_reader) {
+        kvf_rdma_close(path);
+        kvf_rdma_close(lent);
+        run_for(&a, &b, 100);
+        cr_expect_eq(b.ready, ready);
+        cr_expect_eq(b.failed, 0);
+    } else {
+        kvf_rdma_close(lent);
+        run_until(&a, &b, &b.failed, 1);
+        run_for(&a, &b, 100);
+        cr_expect_eq(b.failed, 1);
+        cr_expect_eq(b.failed_owner, &b);
+    }
+    pair_close(&a, &b);
+    return ready == 0;
+}
+
+Test(ucx_rdma, leaves_while_connecting, .timeout = 100) {
+    for (int k = 0; k < 2; k++) {
+        int steps = 0;
+        while (leave_while_connecting(k == 0, steps)) {
+            steps++;
+        }
+        cr_expect_gt(steps, 3, "to connect, to ask, and to answer");
+    }
+}
+
+/* Of two readers one goes in the middle: the other has all its bytes. */
+Test(ucx_rdma, other_readers_go_on, .timeout = 60) {
+    kvf_rdma_batch_t gone = {0}, stays = {0};
+    int owners[2] = {0};
+    kvf_rdma_path_t *lent[2], *path[2];
+    end_t a, b, c;
+    end_open(&c);
+    pair_open(&a, &b, &lent[0], &path[0]);
+    connect_ends(&a, &c, &lent[1], &path[1]);
+    gone.owner = &owners[0];
+    stays.owner = &owners[1];
+    cr_assert_eq(kvf_rdma_read(path[0], &gone, 0, b.memory[0], 0, pool_bytes[0]), KVF_OK);
+    cr_assert_eq(kvf_rdma_read(path[1], &stays, 0, c.memory[0], 0, pool_bytes[0] / 2), KVF_OK);
+    kvf_rdma_seal(b.rdma, &gone);
+    turn(&b, &c);
+    turn(&a, &c);
+    kvf_rdma_close(path[0]);
+    kvf_rdma_close(lent[0]); /* at once: see above */
+    cr_assert_eq(kvf_rdma_read(path[1], &stays, 0, c.memory[0] + pool_bytes[0] / 2,
+                               pool_bytes[0] / 2, pool_bytes[0] / 2),
+                 KVF_OK);
+    kvf_rdma_seal(c.rdma, &stays);
+    run_until(&a, &c, &owners[1], 1);
+    run_until(&a, &b, &owners[0], 1);
+    cr_expect_eq(gone.status, KVF_ERR_PEER_LOST);
+    cr_expect_eq(stays.status, KVF_OK);
+    cr_expect_eq(memcmp(c.memory[0], a.memory[0], pool_bytes[0]), 0);
+    cr_expect_eq(c.failed, 0);
+    end_close(&c);
+    pair_close(&a, &b);
+}
+
 /* Each path is one by itself. */
 Test(ucx_rdma, other_paths_go_on, .timeout = 60) {
     kvf_rdma_batch_t batches[2] = {{0}};
     int owners[2] = {0};
     kvf_rdma_path_t *lent[3], *path[3];
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    fill(&a);
-    connect_ends(&a, &b, &lent[0], &path[0]);
+    pair_open(&a, &b, &lent[0], &path[0]);
     connect_ends(&a, &b, &lent[1], &path[1]);
     for (int k = 0; k < 2; k++) {
         batches[k].owner = &owners[k];
@@ -411,9 +583,10 @@ static int n_descriptors(void) {
 Test(ucx_rdma, nothing_is_left_of_a_path, .timeout = 60) {
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
-    end_open(&a);
-    end_open(&b);
-    connect_ends(&a, &b, &lent, &path); /* the first one opens what stays */
+    end_open(&a); /* the first one opens what stays */
+    end_close(&a);
+    const int before = n_descriptors();
+    pair_open(&a, &b, &lent, &path);
     const int n = n_descriptors();
     kvf_rdma_close(path);
     kvf_rdma_close(lent);
@@ -431,12 +604,14 @@ Test(ucx_rdma, nothing_is_left_of_a_path, .timeout = 60) {
     }
     end_close(&b);
     end_close(&a);
+    cr_expect_eq(n_descriptors(), before);
     check_leaks();
 }
 
 Test(ucx_rdma, ends_with_reads_under_way, .timeout = 60) {
-    for (int which = 0; which < 2; which++) {
+    for (int which = 0; which < 4; which++) {
         kvf_rdma_batch_t batch = {0};
+        int owner = 0;
         kvf_rdma_path_t *lent, *path;
         end_t a, b;
         end_open(&a);
@@ -447,8 +622,13 @@ Test(ucx_rdma, ends_with_reads_under_way, .timeout = 60) {
                 kvf_rdma_read(path, &batch, 0, b.memory[0] + i % 4 * MIB, i % 4 * MIB, MIB),
                 KVF_OK);
         }
-        end_close(which == 0 ? &a : &b);
-        end_close(which == 0 ? &b : &a);
+        batch.owner = &owner;
+        if (which / 2 == 1) {
+            kvf_rdma_seal(b.rdma, &batch);
+        }
+        end_close(which % 2 == 0 ? &a : &b);
+        end_close(which % 2 == 0 ? &b : &a);
+        cr_expect_eq(owner, 0);
         check_leaks();
     }
 }
@@ -459,7 +639,9 @@ Test(ucx_rdma, answers_that_are_none, .timeout = 60) {
     uint8_t answer[KVF_UCX_ANSWER_BYTES], other[KVF_UCX_ANSWER_BYTES];
     const uint64_t longer[N_POOLS] = {pool_bytes[0], pool_bytes[1] + 1};
     size_t bytes, other_bytes;
+    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, NULL};
     kvf_rdma_path_t *lent[2], *path = NULL;
+    kvf_rdma_t *small = NULL;
     kvf_detail_t detail = {""};
     end_t a, b;
     end_open(&a);
@@ -483,26 +665,56 @@ Test(ucx_rdma, answers_that_are_none, .timeout = 60) {
                  KVF_ERR_INCOMPATIBLE);
     answer[2] ^= 1;
     cr_expect_null(path);
-    /* The worker that it tells of is gone: the path fails, whenever UCX notices. */
-    kvf_rdma_close(lent[0]);
-    if (kvf_rdma_open(b.rdma, &b, answer, bytes, pool_bytes, &path, &detail) == KVF_OK) {
-        run_until(&a, &b, &b.failed, 1);
-        cr_expect_eq(kvf_rdma_read(path, &(kvf_rdma_batch_t){0}, 0, b.memory[0], 0, 1),
-                     KVF_ERR_PEER_LOST);
+    const kvf_rdma_pool_t one = {b.memory[0], pool_bytes[0], false};
+    cr_assert_eq(kvf_rdma_create(b.ucx, &one, 1, &events, &small, &detail), KVF_OK);
+    cr_expect_eq(kvf_rdma_open(small, NULL, answer, bytes, pool_bytes, &path, &detail),
+                 KVF_ERR_INVALID);
+    kvf_rdma_destroy(small);
+    cr_expect_null(path);
+    cr_expect_eq(b.ready + b.failed, 0);
+    pair_close(&a, &b);
+}
+
+/* A worker that is gone, or that is at no transport of ours: nothing is left of what was begun. */
+Test(ucx_rdma, answers_that_lead_nowhere, .timeout = 60) {
+    uint8_t answer[KVF_UCX_ANSWER_BYTES];
+    size_t bytes;
+    kvf_rdma_path_t *lent, *path = NULL;
+    kvf_detail_t detail = {""};
+    end_t a, b, apart;
+    end_open(&a);
+    end_open(&b);
+    end_open_over(&apart, "self");
+    for (int i = 0; i < 2; i++) {
+        end_t *lender = i == 0 ? &a : &apart;
+        cr_assert_eq(kvf_rdma_lend(lender->rdma, NULL, &lent, answer, &bytes, &detail), KVF_OK);
+        if (i == 0) {
+            kvf_rdma_close(lent);
+        }
+        const int n = n_descriptors();
+        detail.text[0] = '\0';
+        cr_expect_eq(kvf_rdma_open(b.rdma, NULL, answer, bytes, pool_bytes, &path, &detail),
+                     KVF_ERR_INCOMPATIBLE);
+        cr_expect_not_null(strstr(detail.text, "tls \"tcp,self\""), "%s", detail.text);
+        cr_expect_null(path);
+        cr_expect_eq(n_descriptors(), n);
     }
-    cr_expect_eq(b.ready, 0);
-    end_close(&b);
-    end_close(&a);
-    check_leaks();
+    run_for(&a, &b, 100);
+    cr_expect_eq(b.ready + b.failed, 0);
+    end_close(&apart);
+    pair_close(&a, &b);
 }
 
 Test(ucx_rdma, addresses, .timeout = 60) {
-    uint8_t address[KVF_RDMA_ADDRESS_BYTES];
+    uint8_t address[KVF_RDMA_ADDRESS_BYTES], longer[KVF_RDMA_ADDRESS_BYTES + 1] = {0};
     kvf_detail_t detail = {""};
     end_t a;
     end_open(&a);
     kvf_rdma_address(a.rdma, address);
     cr_expect_eq(kvf_rdma_check_address(a.rdma, address, sizeof(address), &detail), KVF_OK);
+    cr_expect_eq(detail.text[0], '\0');
+    memcpy(longer, address, sizeof(address));
+    cr_expect_eq(kvf_rdma_check_address(a.rdma, longer, sizeof(longer), &detail), KVF_ERR_INVALID);
     for (size_t n = 0; n < sizeof(address); n++) {
         cr_expect_eq(kvf_rdma_check_address(a.rdma, address, n, &detail), KVF_ERR_INVALID);
     }
@@ -528,6 +740,51 @@ Test(ucx_rdma, devices_that_ucx_does_not_know, .timeout = 60) {
     cr_expect_eq(kvf_rdma_create(a.ucx, &pool, 1, &events, &rdma, &detail), KVF_ERR_UNSUPPORTED);
     cr_expect_not_null(strstr(detail.text, "does not know memory of CUDA"), "%s", detail.text);
     cr_expect_null(rdma);
+    end_close(&a);
+    check_leaks();
+}
+
+Test(ucx_rdma, without_memory, .timeout = 60) {
+    const kvf_ucx_config_t config = config_over("tcp,self");
+    static uint8_t memory[N_POOLS][4096];
+    const uint64_t least[N_POOLS] = {4096, 4096};
+    const kvf_rdma_pool_t pools[N_POOLS] = {{memory[0], 4096, false}, {memory[1], 4096, false}};
+    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, NULL};
+    uint8_t answer[KVF_UCX_ANSWER_BYTES], own[KVF_UCX_ANSWER_BYTES];
+    size_t bytes, own_bytes;
+    uint64_t n = 0;
+    bool done = false;
+    end_t a;
+    end_open(&a);
+    while (!done) {
+        kvf_alloc_fail_t fail;
+        kvf_ucx_t *ucx = NULL;
+        kvf_rdma_t *rdma = NULL;
+        kvf_rdma_path_t *far, *lent = NULL, *path = NULL;
+        kvf_detail_t detail = {""};
+        kvf_alloc_fail_init(&fail, ++n);
+        cr_assert_eq(kvf_rdma_lend(a.rdma, NULL, &far, answer, &bytes, NULL), KVF_OK);
+        kvf_status_t status = kvf_ucx_create(&config, &fail.table, NULL, &ucx, &detail);
+        if (status == KVF_OK) {
+            status = kvf_rdma_create(ucx, pools, N_POOLS, &events, &rdma, &detail);
+        }
+        if (status == KVF_OK) {
+            status = kvf_rdma_lend(rdma, NULL, &lent, own, &own_bytes, &detail);
+        }
+        if (status == KVF_OK) {
+            status = kvf_rdma_open(rdma, NULL, answer, bytes, least, &path, &detail);
+        }
+        done = fail.calls < n;
+        cr_assert_eq(status, done ? KVF_OK : KVF_ERR_NO_MEMORY, "allocation %lu", (unsigned long)n);
+        cr_assert_eq(detail.text[0] != '\0', !done);
+        cr_assert_eq(path != NULL, done);
+        kvf_rdma_destroy(rdma);
+        kvf_ucx_destroy(ucx);
+        cr_assert_eq(fail.live, 0);
+        kvf_rdma_close(far);
+    }
+    cr_assert_eq(n, 5); /* context, mover, two paths; then none has failed */
+    kvf_rdma_destroy(NULL);
     end_close(&a);
     check_leaks();
 }
