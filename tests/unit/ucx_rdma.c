@@ -3,6 +3,7 @@
 #include "transceiver/mover/ucx_rdma.h"
 
 #include "../support/leaks.h"
+#include "../support/rdma/reads.h"
 #include "kvmgr/base/clock.h"
 
 #include <criterion/criterion.h>
@@ -179,7 +180,7 @@ static void read_all(end_t *lender, end_t *reader, kvf_rdma_path_t *path, kvf_rd
 
 /* Ranges of all lengths and alignments, of both pools, in several batches: each is where it
  * belongs, and nothing else has changed, on either side. */
-Test(ucx_rdma, bytes_come_where_they_belong, .timeout = 60) {
+Test(ucx_rdma, bytes_come_where_they_belong, .init = need_reads, .timeout = 60) {
     static const uint64_t lengths[] = {1, 7, 64, 4096, 4097, 65536, 262144, MIB + 3};
     enum { N = sizeof(lengths) / sizeof(lengths[0]) };
     kvf_rdma_batch_t batches[N_POOLS * 3] = {{0}};
@@ -228,7 +229,7 @@ Test(ucx_rdma, bytes_come_where_they_belong, .timeout = 60) {
 
 /* Many pieces: no more than so many at once, and all of them in the end; each batch is done when
  * the last of its reads is, and only when it was sealed. */
-Test(ucx_rdma, so_many_at_once, .timeout = 60) {
+Test(ucx_rdma, so_many_at_once, .init = need_reads, .timeout = 60) {
     enum { BATCHES = 4, PIECES = 300, PIECE = 1024 };
     kvf_rdma_batch_t batches[BATCHES] = {{0}}, empty = {0};
     int owners[BATCHES] = {0}, empties = 0;
@@ -272,57 +273,86 @@ Test(ucx_rdma, so_many_at_once, .timeout = 60) {
     pair_close(&a, &b);
 }
 
-/* Progress one end until it may sleep: nothing has happened to it then. */
+static struct pollfd fd_of(const end_t *end) {
+    return (struct pollfd){.fd = kvf_rdma_fd(end->rdma), .events = POLLIN};
+}
+
+/* Progress one end alone until it may sleep. @return How many things happened. */
 static unsigned fall_asleep(const end_t *end) {
-    struct pollfd fd = {.fd = kvf_rdma_fd(end->rdma), .events = POLLIN};
     uint64_t end_us = now_us() + 20000000;
     unsigned n = 0;
     do {
         n += kvf_rdma_progress(end->rdma);
-    } while (!kvf_rdma_arm(end->rdma) && now_us() < end_us);
-    cr_assert(kvf_rdma_arm(end->rdma), "it stays awake");
-    cr_assert_eq(poll(&fd, 1, 0), 0, "it wakes at once");
+        cr_assert_lt(now_us(), end_us, "it stays awake");
+    } while (!kvf_rdma_arm(end->rdma));
     return n;
 }
 
-static void expect_awake(const end_t *end) {
-    struct pollfd fd = {.fd = kvf_rdma_fd(end->rdma), .events = POLLIN};
-    cr_assert_eq(poll(&fd, 1, 10000), 1, "it sleeps");
-    cr_assert_eq(fd.revents, POLLIN);
+static void expect_awake(const end_t *end, bool awake) {
+    struct pollfd fd = fd_of(end);
+    cr_assert_eq(poll(&fd, 1, awake ? 10000 : 0), awake ? 1 : 0);
+}
+
+/* Both, when all has come that was on its way: what one does is news to the other. */
+static void both_asleep(const end_t *a, const end_t *b) {
+    uint64_t end_us = now_us() + 20000000;
+    struct pollfd fds[] = {fd_of(a), fd_of(b)};
+    do {
+        (void)fall_asleep(a);
+        (void)fall_asleep(b);
+        cr_assert_lt(now_us(), end_us, "they wake each other");
+    } while (poll(fds, 2, 0) != 0);
 }
 
 /* Who has armed its descriptor wakes: a lender at a read, which it is not told of, and the reader
- * when bytes come. The other end makes no progress meanwhile, so both do sleep. */
-Test(ucx_rdma, wakes_who_sleeps, .timeout = 60) {
+ * when the bytes come. One end rests while the other one is looked at. */
+Test(ucx_rdma, wakes_who_sleeps, .init = need_reads, .timeout = 60) {
     kvf_rdma_batch_t batch = {0}, empty = {0};
     int owner = 0;
-    unsigned n_lent = 0;
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
     pair_open(&a, &b, &lent, &path);
     batch.owner = empty.owner = &owner;
-    (void)fall_asleep(&b);
-    (void)fall_asleep(&a);
-    cr_assert_eq(kvf_rdma_read(path, &batch, 0, b.memory[0] + 5, 9, MIB), KVF_OK);
+    both_asleep(&a, &b);
+    cr_assert_eq(kvf_rdma_read(path, &batch, 0, b.memory[0] + 5, 9, 64), KVF_OK);
     kvf_rdma_seal(b.rdma, &batch);
-    for (uint64_t end_us = now_us() + 20000000; owner == 0 && now_us() < end_us;) {
-        (void)fall_asleep(&b);
-        if (owner == 0) {
-            expect_awake(&a);
-            n_lent += fall_asleep(&a);
-            expect_awake(&b);
-        }
-    }
-    cr_assert_eq(owner, 1);
-    cr_expect_gt(n_lent, 0);
-    cr_expect_eq(memcmp(b.memory[0] + 5, a.memory[0] + 9, MIB), 0);
-    (void)fall_asleep(&a);
     (void)fall_asleep(&b);
+    expect_awake(&b, false);
+    expect_awake(&a, true);
+    cr_expect_gt(fall_asleep(&a), 0);
+    expect_awake(&b, true);
+    cr_expect_gt(fall_asleep(&b), 0);
+    cr_assert_eq(owner, 1);
+    cr_expect_eq(memcmp(b.memory[0] + 5, a.memory[0] + 9, 64), 0);
+    both_asleep(&a, &b);
     cr_expect_eq(kvf_rdma_progress(b.rdma), 0, "there is nothing to do");
     kvf_rdma_seal(b.rdma, &empty);
     cr_expect_not(kvf_rdma_arm(b.rdma), "a batch is done, and nobody was told");
     cr_expect_eq(kvf_rdma_progress(b.rdma), 1);
     cr_expect_eq(owner, 2);
+    pair_close(&a, &b);
+}
+
+/* The same of much: while bytes are to come, one of both wakes. */
+Test(ucx_rdma, not_both_sleep, .init = need_reads, .timeout = 60) {
+    kvf_rdma_batch_t batch = {0};
+    int owner = 0;
+    kvf_rdma_path_t *lent, *path;
+    end_t a, b;
+    pair_open(&a, &b, &lent, &path);
+    batch.owner = &owner;
+    for (uint64_t i = 0; i < 4; i++) {
+        cr_assert_eq(kvf_rdma_read(path, &batch, 0, b.memory[0] + i * MIB, i * MIB, MIB), KVF_OK);
+    }
+    kvf_rdma_seal(b.rdma, &batch);
+    for (uint64_t end_us = now_us() + 20000000; owner == 0 && now_us() < end_us;) {
+        (void)fall_asleep(&a);
+        (void)fall_asleep(&b);
+        struct pollfd fds[] = {fd_of(&a), fd_of(&b)};
+        cr_assert(owner == 1 || poll(fds, 2, 10000) > 0, "nobody wakes");
+    }
+    cr_assert_eq(owner, 1);
+    cr_expect_eq(memcmp(b.memory[0], a.memory[0], pool_bytes[0]), 0);
     pair_close(&a, &b);
 }
 
@@ -387,14 +417,14 @@ static void close_in_the_middle(bool the_reader, int turns) {
     pair_close(&a, &b);
 }
 
-Test(ucx_rdma, the_reader_closes, .timeout = 100) {
+Test(ucx_rdma, the_reader_closes, .init = need_reads, .timeout = 100) {
     static const int turns[] = {0, 1, 5, 20, 60};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
         close_in_the_middle(true, turns[i]);
     }
 }
 
-Test(ucx_rdma, the_lender_closes, .timeout = 100) {
+Test(ucx_rdma, the_lender_closes, .init = need_reads, .timeout = 100) {
     static const int turns[] = {0, 1, 5, 20};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
         close_in_the_middle(false, turns[i]);
@@ -402,7 +432,7 @@ Test(ucx_rdma, the_lender_closes, .timeout = 100) {
 }
 
 /* What had come before its path was closed is there, sealed or not. */
-Test(ucx_rdma, closes_behind_what_has_come, .timeout = 60) {
+Test(ucx_rdma, closes_behind_what_has_come, .init = need_reads, .timeout = 60) {
     kvf_rdma_batch_t sealed = {0}, open_one = {0};
     int owners[2] = {0};
     kvf_rdma_path_t *lent, *path;
@@ -432,7 +462,7 @@ Test(ucx_rdma, closes_behind_what_has_come, .timeout = 60) {
 }
 
 /* From inside of done, with the others of the path still under way. */
-Test(ucx_rdma, closes_when_it_is_told, .timeout = 60) {
+Test(ucx_rdma, closes_when_it_is_told, .init = need_reads, .timeout = 60) {
     enum { BATCHES = 8 };
     kvf_rdma_batch_t batches[BATCHES] = {{0}};
     int owners[BATCHES] = {0}, n_lost = 0;
@@ -499,7 +529,7 @@ static bool leave_while_connecting(bool the_reader, int steps) {
     return ready == 0;
 }
 
-Test(ucx_rdma, leaves_while_connecting, .timeout = 100) {
+Test(ucx_rdma, leaves_while_connecting, .init = need_reads, .timeout = 100) {
     for (int k = 0; k < 2; k++) {
         int steps = 0;
         while (leave_while_connecting(k == 0, steps)) {
@@ -510,7 +540,7 @@ Test(ucx_rdma, leaves_while_connecting, .timeout = 100) {
 }
 
 /* Of two readers one goes in the middle: the other has all its bytes. */
-Test(ucx_rdma, other_readers_go_on, .timeout = 60) {
+Test(ucx_rdma, other_readers_go_on, .init = need_reads, .timeout = 60) {
     kvf_rdma_batch_t gone = {0}, stays = {0};
     int owners[2] = {0};
     kvf_rdma_path_t *lent[2], *path[2];
@@ -542,7 +572,7 @@ Test(ucx_rdma, other_readers_go_on, .timeout = 60) {
 }
 
 /* Each path is one by itself. */
-Test(ucx_rdma, other_paths_go_on, .timeout = 60) {
+Test(ucx_rdma, other_paths_go_on, .init = need_reads, .timeout = 60) {
     kvf_rdma_batch_t batches[2] = {{0}};
     int owners[2] = {0};
     kvf_rdma_path_t *lent[3], *path[3];
@@ -580,7 +610,7 @@ static int n_descriptors(void) {
 }
 
 /* A path's worker goes with it, at both ends: that is all that keeps a card from going on. */
-Test(ucx_rdma, nothing_is_left_of_a_path, .timeout = 60) {
+Test(ucx_rdma, nothing_is_left_of_a_path, .init = need_reads, .timeout = 60) {
     kvf_rdma_path_t *lent, *path;
     end_t a, b;
     end_open(&a); /* the first one opens what stays */
@@ -608,7 +638,7 @@ Test(ucx_rdma, nothing_is_left_of_a_path, .timeout = 60) {
     check_leaks();
 }
 
-Test(ucx_rdma, ends_with_reads_under_way, .timeout = 60) {
+Test(ucx_rdma, ends_with_reads_under_way, .init = need_reads, .timeout = 60) {
     for (int which = 0; which < 4; which++) {
         kvf_rdma_batch_t batch = {0};
         int owner = 0;
@@ -635,7 +665,7 @@ Test(ucx_rdma, ends_with_reads_under_way, .timeout = 60) {
 
 /* ---- what does not go together ---- */
 
-Test(ucx_rdma, answers_that_are_none, .timeout = 60) {
+Test(ucx_rdma, answers_that_are_none, .init = need_reads, .timeout = 60) {
     uint8_t answer[KVF_UCX_ANSWER_BYTES], other[KVF_UCX_ANSWER_BYTES];
     const uint64_t longer[N_POOLS] = {pool_bytes[0], pool_bytes[1] + 1};
     size_t bytes, other_bytes;
@@ -676,7 +706,7 @@ Test(ucx_rdma, answers_that_are_none, .timeout = 60) {
 }
 
 /* A worker that is gone, or that is at no transport of ours: nothing is left of what was begun. */
-Test(ucx_rdma, answers_that_lead_nowhere, .timeout = 60) {
+Test(ucx_rdma, answers_that_lead_nowhere, .init = need_reads, .timeout = 60) {
     uint8_t answer[KVF_UCX_ANSWER_BYTES];
     size_t bytes;
     kvf_rdma_path_t *lent, *path = NULL;
@@ -705,7 +735,7 @@ Test(ucx_rdma, answers_that_lead_nowhere, .timeout = 60) {
     pair_close(&a, &b);
 }
 
-Test(ucx_rdma, addresses, .timeout = 60) {
+Test(ucx_rdma, addresses, .init = need_reads, .timeout = 60) {
     uint8_t address[KVF_RDMA_ADDRESS_BYTES], longer[KVF_RDMA_ADDRESS_BYTES + 1] = {0};
     kvf_detail_t detail = {""};
     end_t a;
@@ -730,7 +760,7 @@ Test(ucx_rdma, addresses, .timeout = 60) {
 }
 
 /* A device's address is given to no UCX that takes it for the CPU's. */
-Test(ucx_rdma, devices_that_ucx_does_not_know, .timeout = 60) {
+Test(ucx_rdma, devices_that_ucx_does_not_know, .init = need_reads, .timeout = 60) {
     const kvf_rdma_events_t events = {on_ready, on_failed, on_done, NULL};
     const kvf_rdma_pool_t pool = {(uint8_t *)4096, 4096, true};
     kvf_rdma_t *rdma = NULL;
@@ -744,7 +774,7 @@ Test(ucx_rdma, devices_that_ucx_does_not_know, .timeout = 60) {
     check_leaks();
 }
 
-Test(ucx_rdma, without_memory, .timeout = 60) {
+Test(ucx_rdma, without_memory, .init = need_reads, .timeout = 60) {
     const kvf_ucx_config_t config = config_over("tcp,self");
     static uint8_t memory[N_POOLS][4096];
     const uint64_t least[N_POOLS] = {4096, 4096};

@@ -261,6 +261,12 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
         return kvf_fail(detail, KVF_ERR_UNSUPPORTED, "ucx %s is too old: 1.13 is needed",
                         ucp_get_version_string());
     }
+    if (reads && minor < 22) { /* nobody looked at those between 1.13 and 1.22 */
+        return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
+                        "ucx %s is too old for the mover rdma, which needs 1.22: 1.13 ends the "
+                        "process when a path is closed",
+                        ucp_get_version_string());
+    }
     kvf_ucx_t *ucx = kvf_calloc(alloc, 1, sizeof(*ucx));
     if (ucx == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the ucx context");
