@@ -71,8 +71,10 @@ static void run_verify(kvf_job_t *job) {
             uint64_t page_bytes = copier->agent->pools[item->group_idx].page_bytes;
             kvf_lane_copy(lane, at, from + (uint64_t)item->source_slot * page_bytes + item->offset,
                           item->bytes, digest_p);
-        } else {
+        } else if (item->landing != NULL) {
             kvf_lane_copy_from_host(lane, at, item->landing, item->bytes, digest_p);
+        } else if (digest_p != NULL) { /* a card has written there */
+            kvf_lane_copy(lane, NULL, at, item->bytes, digest_p);
         }
     }
     verify->status = kvf_lane_finish(lane, NULL);

@@ -14,6 +14,8 @@
 #define JOBS_AT_ONCE 4
 #define TURN_ROUNDS 4
 
+_Static_assert(KVF_VERIFY_ITEMS <= KVF_RDMA_READS, "a job alone is begun as a whole");
+
 struct route;
 
 /* A job that is being read. */

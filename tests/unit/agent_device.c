@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pools on a device, as a program makes them; and an agent that cannot have what it takes. The
  * device is the stand-in. */
+#include "kernels/digest.h"
 #include "tests/support/cuda/standin.h"
-#include "transceiver/kvferry.h"
+#include "transceiver/agent_impl.h"
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define N_PAGES 8
 
@@ -266,4 +268,55 @@ Test(agent_device, what_a_start_needs) {
             expect_nothing_left();
         }
     }
+}
+
+/* ---- bytes that are in their page already, as when a card has written them ---- */
+
+static int n_verified;
+
+static void on_verified(kvf_job_t *job) {
+    (void)job;
+    n_verified++;
+}
+
+static void wake(void *ctx) {
+    (void)ctx;
+}
+
+/* They are digested where they are, and stay as they are. */
+Test(agent_device, what_is_there_is_digested) {
+    uint8_t bytes[512], back[512];
+    kvf_copier_t *copier;
+    open_agent("tcp");
+    cr_assert_eq(make(0, "cuda"), KVF_OK, "%s", detail.text);
+    cr_assert_eq(make(1, "cuda"), KVF_OK, "%s", detail.text);
+    for (size_t i = 0; i < sizeof(bytes); i++) {
+        bytes[i] = (uint8_t)(i * 5 + 2);
+    }
+    cr_assert_eq(kvf_pool_write(pools[0], 3, 0, bytes, 512, &detail), KVF_OK, "%s", detail.text);
+    cr_assert_eq(kvf_copier_create(agent, NULL, wake, NULL, &copier, &detail), KVF_OK, "%s",
+                 detail.text);
+    for (int digests = 0; digests < 2; digests++) {
+        kvf_verify_t *job = calloc(1, sizeof(*job));
+        cr_assert_not_null(job);
+        job->digests = digests == 1;
+        job->bytes = 500;
+        job->n_items = 1;
+        job->items[0] = (kvf_verify_item_t){.slot = 3, .offset = 8, .bytes = 500, .digest = 1};
+        kvf_copier_verify(copier, job);
+        job->job.done = on_verified; /* and no core hears of it */
+        for (int i = 0; i < 10000 && n_verified <= digests; i++) {
+            (void)kvf_copier_progress(copier);
+            (void)usleep(1000);
+        }
+        cr_assert_eq(n_verified, digests + 1);
+        cr_expect_eq(job->status, KVF_OK);
+        cr_expect_eq(job->items[0].digest, digests == 1 ? kvf_digest(bytes + 8, 500) : 0);
+        free(job);
+    }
+    cr_assert_eq(kvf_pool_read(pools[0], 3, 0, back, 512, &detail), KVF_OK);
+    cr_expect_arr_eq(back, bytes, 512);
+    kvf_copier_destroy(copier);
+    cr_assert_eq(kvf_agent_destroy(agent), KVF_OK);
+    expect_nothing_left();
 }

@@ -160,8 +160,9 @@ static bool has_word(const char *list, const char *words, bool all) {
 }
 
 /* Transports that read a peer's memory without that peer's doing. All others emulate it by
- * messages, which their receiver does not check (docs/protocol.md, "Put and get"). */
-#define CARDS "rc,rc_v,rc_x,rc_verbs,rc_mlx5,dc,dc_x,dc_mlx5"
+ * messages, which their receiver does not check (docs/protocol.md, "Put and get"). No rc_mlx5 and
+ * the like: of these names UCX takes no other transport to connect by. */
+#define CARDS "rc,rc_v,rc_x,dc,dc_x"
 
 /* What of the wanted transports reads may go over. */
 static void choose_cards(const char *tls, const kvf_ucx_config_t *wanted, char *chosen,
@@ -177,29 +178,28 @@ static void choose_cards(const char *tls, const kvf_ucx_config_t *wanted, char *
                                      (int)bytes, at);
         }
     }
-    if (used > 0 && wanted->use == KVF_UCX_DEVICE_READS) {
-        (void)snprintf(chosen + used, cap - used, ",cuda_copy"); /* knows the device's memory */
-    }
 }
 
-static void choose_tls(const kvf_ucx_config_t *wanted, char *chosen, size_t cap) {
+/* What is asked for, by the environment first. */
+static const char *asked_tls(const kvf_ucx_config_t *wanted) {
     const char *tls = getenv("UCX_TLS");
-    tls = tls != NULL ? tls : wanted->tls;
-    if (wanted->use != KVF_UCX_MESSAGES) {
-        choose_cards(tls, wanted, chosen, cap);
-    } else {
-        (void)snprintf(chosen, cap, "%s", strcmp(tls, "auto") == 0 ? "posix,sysv,tcp,self" : tls);
+    if (tls == NULL) {
+        tls = wanted->use == KVF_UCX_MESSAGES && strcmp(wanted->tls, "auto") == 0
+                  ? "posix,sysv,tcp,self"
+                  : wanted->tls;
     }
+    return tls;
 }
 
 static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *wanted,
                               kvf_ucx_t *ucx) {
     char device[IF_NAMESIZE] = "";
     const char *devices = wanted->devices;
-    const char *tls = ucx->tls;
+    const bool reads = wanted->use != KVF_UCX_MESSAGES;
+    const char *tls = reads ? ucx->tls : asked_tls(wanted);
     unsigned major, minor, release;
     if (strcmp(devices, "auto") == 0) {
-        if (wanted->use == KVF_UCX_MESSAGES || wanted->over_software) {
+        if (!reads || wanted->over_software) {
             device_of(wanted->listen_host, device); /* cards have other names */
         }
         devices = device;
@@ -217,7 +217,7 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
             *old_name; /* before 1.17 a transport's options are known by those of its tables */
         const char *value;
     } settings[] = {
-        {true, "TLS", "TLS", tls}, /* the environment's, or what may be used of it */
+        {true, "TLS", "TLS", tls},
         {devices[0] != '\0', "NET_DEVICES", "NET_DEVICES", devices},
         /* A chunk of the mover in one segment: it is handed over where it was received. */
         {tcp, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "1m"},
@@ -225,12 +225,17 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         {silent && posix, "POSIX_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent && sysv, "SYSV_ERROR_HANDLING", "MM_ERROR_HANDLING", "y"},
         {silent, "KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "1s"},
+        /* Where a card cannot read, such as a device's memory, it would be emulated unnoticed. */
+        {reads && !wanted->over_software, "PROTO_EMULATION_ENABLE", "PROTO_EMULATION_ENABLE", "n"},
     };
     ucp_get_version(&major, &minor, &release);
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         char variable[64];
         (void)snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
-        if (!settings[i].wanted || (i > 0 && getenv(variable) != NULL)) {
+        /* The environment's come first, but for what reads must not do without. */
+        const bool must = reads && (strcmp(settings[i].name, "TLS") == 0 ||
+                                    strcmp(settings[i].name, "PROTO_EMULATION_ENABLE") == 0);
+        if (!settings[i].wanted || (getenv(variable) != NULL && !must)) {
             continue;
         }
         ucs_status_t status = ucp_config_modify(
@@ -240,6 +245,22 @@ static ucs_status_t configure(ucp_config_t *config, const kvf_ucx_config_t *want
         }
     }
     return UCS_OK;
+}
+
+/* Make the context. */
+static ucs_status_t init(kvf_ucx_t *ucx, const ucp_params_t *params, ucp_config_t *settings,
+                         bool on_device) {
+    char with_device[sizeof(ucx->tls) + 16];
+    ucs_status_t status = ucp_init(params, settings, &ucx->context);
+    if (status != UCS_OK || !on_device) {
+        return status;
+    }
+    /* There is a card. What knows a device's memory is asked for only now: UCX would do with that
+     * alone. */
+    ucp_cleanup(ucx->context);
+    (void)snprintf(with_device, sizeof(with_device), "%s,cuda_copy", ucx->tls);
+    status = ucp_config_modify(settings, "TLS", with_device);
+    return status == UCS_OK ? ucp_init(params, settings, &ucx->context) : status;
 }
 
 kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *alloc,
@@ -273,8 +294,12 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
     }
     ucx->alloc = alloc;
     ucx->log = log != NULL ? *log : (kvf_log_t){NULL, NULL, KVF_LOG_ERROR};
-    choose_tls(config, ucx->tls, sizeof(ucx->tls));
-    if (ucx->tls[0] == '\0') {
+    if (reads) {
+        choose_cards(asked_tls(config), config, ucx->tls, sizeof(ucx->tls));
+    } else {
+        (void)snprintf(ucx->tls, sizeof(ucx->tls), "%s", asked_tls(config)); /* for texts */
+    }
+    if (reads && ucx->tls[0] == '\0') {
         kvf_free(alloc, ucx);
         return kvf_fail(detail, KVF_ERR_UNSUPPORTED,
                         "none of UCX's transports that are asked for (ucx.tls, UCX_TLS) reads a "
@@ -286,7 +311,7 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
     if (status == UCS_OK) {
         status = configure(settings, config, ucx);
         if (status == UCS_OK) {
-            status = ucp_init(&params, settings, &ucx->context);
+            status = init(ucx, &params, settings, config->use == KVF_UCX_DEVICE_READS);
         }
         ucp_config_release(settings);
     }

@@ -114,8 +114,11 @@ kvf_status_t kvf_rdma_read(kvf_rdma_path_t *path, kvf_rdma_batch_t *batch, uint3
     }
     path->n_reads++;
     batch->n_reads++;
+    kvf_ucx_scope_t scope;
+    kvf_ucx_scope_enter(&scope, &path->rdma->ucx->log);
     void *request = ucp_get_nbx(path->ep, at, (size_t)bytes, path->peer_pools[pool_idx].base + off,
                                 path->peer_pools[pool_idx].rkey, &param);
+    kvf_ucx_scope_leave(&scope);
     if (!UCS_PTR_IS_PTR(request)) {
         read_done(batch, UCS_PTR_STATUS(request));
     }
@@ -138,19 +141,30 @@ static bool watch(const kvf_rdma_t *rdma, ucp_worker_h worker) {
            epoll_ctl(rdma->fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
+/* By hand: a process that was forked keeps what UCX only closes. */
+static void unwatch(const kvf_rdma_t *rdma, ucp_worker_h worker) {
+    int fd;
+    if (worker != NULL && ucp_worker_get_efd(worker, &fd) == UCS_OK) {
+        (void)epoll_ctl(rdma->fd, EPOLL_CTL_DEL, fd, NULL);
+    }
+}
+
 void kvf_rdma_close(kvf_rdma_path_t *path) {
     kvf_rdma_t *rdma = path->rdma;
     kvf_rdma_batch_t *batch, *next;
     kvf_ucx_scope_t scope;
     path->closing = true;
     kvf_ucx_scope_enter(&scope, &rdma->ucx->log);
+    unwatch(rdma, path->worker);
+    /* With reads under way, which UCX asks not to do: in 1.22 none of the ways to abort one looks
+     * at its key, and behind the worker the key's memory is gone. */
     for (uint32_t i = 0; i < rdma->n_pools; i++) {
         if (path->peer_pools[i].rkey != NULL) {
             ucp_rkey_destroy(path->peer_pools[i].rkey);
         }
     }
     if (path->worker != NULL) {
-        ucp_worker_destroy(path->worker); /* its descriptor leaves rdma->fd when it is closed */
+        ucp_worker_destroy(path->worker);
     }
     kvf_ucx_scope_leave(&scope);
     LL_FOREACH_SAFE(path->batches, batch, next) {
@@ -180,11 +194,13 @@ static kvf_status_t make_path(kvf_rdma_t *rdma, void *owner, kvf_rdma_path_t **p
     DL_APPEND(rdma->paths, path);
     ucs_status_t status = ucp_worker_create(rdma->ucx->context, &params, &path->worker);
     if (status != UCS_OK || !watch(rdma, path->worker)) {
+        kvf_status_t failed =
+            kvf_fail(detail, status == UCS_OK ? KVF_ERR_IO : kvf_ucx_status(status),
+                     "ucx makes no worker for a path to a peer: %s",
+                     status == UCS_OK ? strerror(errno) : ucs_status_string(status));
         path->worker = status == UCS_OK ? path->worker : NULL;
         kvf_rdma_close(path);
-        return kvf_fail(detail, status == UCS_OK ? KVF_ERR_IO : kvf_ucx_status(status),
-                        "ucx makes no worker for a path to a peer: %s",
-                        status == UCS_OK ? strerror(errno) : ucs_status_string(status));
+        return failed;
     }
     *path_p = path;
     return KVF_OK;
@@ -245,11 +261,12 @@ static void on_probed(void *request, ucs_status_t status, void *arg) {
     }
 }
 
-/* What UCX reads of an answer lies aligned. */
+/* What UCX reads of an answer lies aligned, with zeros behind it: it is not told how long that is.
+ */
 typedef union aligned {
     max_align_t align;
-    uint8_t address[KVF_UCX_ADDRESS_BYTES];
-    uint8_t key[KVF_UCX_KEY_BYTES];
+    uint8_t address[KVF_UCX_ADDRESS_BYTES + 256];
+    uint8_t key[KVF_UCX_KEY_BYTES + 256];
 } aligned_t;
 
 /* Connect, and read a few bytes: that the other end is there, and how long it takes to connect,
@@ -271,6 +288,7 @@ static ucs_status_t connect_path(kvf_rdma_path_t *path, const kvf_ucx_answer_t *
     memcpy(copy.address, answer->address, answer->address_bytes);
     ucs_status_t status = ucp_ep_create(path->worker, &ep_params, &path->ep);
     for (uint32_t i = 0; i < answer->n_pools && status == UCS_OK; i++) {
+        memset(&copy, 0, sizeof(copy));
         memcpy(copy.key, answer->pools[i].key, answer->pools[i].key_bytes);
         path->peer_pools[i].base = answer->pools[i].base;
         status = ucp_ep_rkey_unpack(path->ep, copy.key, &path->peer_pools[i].rkey);
@@ -418,7 +436,8 @@ kvf_status_t kvf_rdma_check_address(const kvf_rdma_t *rdma, const void *address,
                           minor, rdma->release.major, rdma->release.minor);
 }
 
-/* Let the cards read a pool, and write what they read for us to it. */
+/* Let the cards read a pool, and write what they read for us to it. That peers only read is what we
+ * ask for; UCX 1.22 gives them a key that writes, too. */
 static ucs_status_t register_pool(kvf_ucx_t *ucx, own_pool_t *own) {
     const ucp_mem_map_params_t params = {
         .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |

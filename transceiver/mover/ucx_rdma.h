@@ -12,7 +12,8 @@
  * reads: it has a worker of its own for each path, too. When a worker is destroyed, its connections
  * go with it: a reader's own reads write to no page of it any more, and a lender's pages are read
  * no more by a peer whose path it has closed. That is the proof on both sides, and needs nobody's
- * answer. Pools are registered for reading alone, so no peer writes to a page.
+ * answer. Nobody writes to a peer's page: our code never puts. But the keys that UCX 1.22 makes
+ * would let a peer do so, and so would its own handlers of messages.
  *
  * A card does all that. Over tcp or shared memory UCX has messages do it, which their receiver does
  * not check: such transports are refused (ucx.h), but for tests of what is here.
@@ -25,7 +26,6 @@
 #include "transceiver/mover/ucx_answer.h"
 
 #define KVF_RDMA_ADDRESS_BYTES 16
-#define KVF_RDMA_INVITATION_BYTES 16
 /** Reads that a path has under way, at most. */
 #define KVF_RDMA_READS 256U
 
@@ -57,7 +57,7 @@ typedef struct kvf_rdma_batch {
 typedef struct kvf_rdma_events {
     /** A path can be read by. */
     void (*ready)(void *ctx, void *owner);
-    /** A path has failed: it is to be closed. */
+    /** A path has failed: it is to be closed. @param why  The path's: gone with it. */
     void (*failed)(void *ctx, void *owner, const char *why);
     /** A batch is done. */
     void (*done)(void *ctx, kvf_rdma_batch_t *batch);
@@ -100,7 +100,8 @@ KVF_CHECK kvf_status_t kvf_rdma_lend(kvf_rdma_t *rdma, void *owner, kvf_rdma_pat
  *
  * @param least  How long each of its pools must be, at least.
  * @return KVF_OK; KVF_ERR_INVALID (not an answer, or other pools); KVF_ERR_INCOMPATIBLE (another
- * UCX, or no transport in common); KVF_ERR_NO_MEMORY; KVF_ERR_IO.
+ * UCX, no transport in common, or nobody there); KVF_ERR_PEER_LOST; KVF_ERR_UNSUPPORTED;
+ * KVF_ERR_NO_MEMORY; KVF_ERR_IO.
  */
 KVF_CHECK kvf_status_t kvf_rdma_open(kvf_rdma_t *rdma, void *owner, const void *answer,
                                      size_t answer_bytes, const uint64_t *least,
