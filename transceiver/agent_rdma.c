@@ -2,6 +2,7 @@
 /* What the agent does with paths of the mover rdma: one for each peer that it reads from, one for
  * each that reads from it. What a peer has committed is read into its page, then digested as
  * anything that is there. */
+#include "proto/message.h"
 #include "transceiver/agent_copy.h"
 #include "transceiver/control/address.h"
 #include "transceiver/mover/ucx_rdma.h"
@@ -14,6 +15,9 @@
 #define JOBS_AT_ONCE 4
 #define TURN_ROUNDS 4
 
+_Static_assert(KVF_UCX_ANSWER_BYTES <= KVF_ANSWER_BYTES &&
+                   KVF_RDMA_ADDRESS_BYTES <= KVF_INVITATION_BYTES,
+               "what the messages take");
 _Static_assert(KVF_VERIFY_ITEMS <= KVF_RDMA_READS, "a job alone is begun as a whole");
 
 struct route;

@@ -6,8 +6,9 @@
  * @file
  * UCX: the context that memory and movers share, and the mover that carries chunks as eager active
  * messages. Put and get are not used on software transports (docs/protocol.md says why), and the
- * context does not even have them: nobody who connects can write into this process by himself. UCX
- * types stay in mover/ucx* and mem/shm*.
+ * context of messages does not even have them: nobody who connects to it can write into this
+ * process by himself. Reads by network cards (ucx_rdma.h) have a context of their own. UCX types
+ * stay in mover/ucx* and mem/shm*.
  *
  * Death of a peer, by transport: with tcp (or RDMA) among tls the kernel or the card tells, and
  * broken is called within milliseconds. With shared memory alone it is found at a keepalive, once a
