@@ -92,7 +92,7 @@ typedef struct kvf_core_out {
     kvf_status_t (*post)(void *ctx, kvf_window_t *window);
     /** Map the pools of a peer on this machine, to copy from them.
      * @param n_pages  Of each pool. @return KVF_OK: kvf_core_mapped() follows, unless unmap comes
-     * first; or why it cannot be. */
+     * first, which it does after 20 s; or why it cannot be. */
     kvf_status_t (*map)(void *ctx, uint64_t peer, const void *address, size_t bytes,
                         const int64_t *n_pages, kvf_detail_t *detail);
     /** No job for this peer is begun any more; its pools are unmapped when the last one is done. */

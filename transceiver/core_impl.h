@@ -161,6 +161,7 @@ struct kvf_peer {
     uint8_t *mapped_address; /**< NULL: its pools cannot be mapped */
     size_t mapped_address_bytes;
     kvf_map_state_t map;   /**< its pools, here */
+    kvf_timer_t map_timer; /**< the end of an attempt that nobody says the end of */
     uint32_t map_failures; /**< in a row */
     uint64_t map_again_us; /**< if that has failed: from when on it may be tried again */
     uint32_t n_lent;       /**< mappings of our pools that it has */
@@ -276,6 +277,8 @@ const char *kvf_peer_mover_name(const kvf_peer_t *peer);
 KVF_CHECK kvf_status_t kvf_peer_connect_mover(kvf_peer_t *peer, kvf_detail_t *detail);
 /** Begin to map its pools, if that is possible and was not tried yet; `map` says how it is. */
 void kvf_peer_map(kvf_peer_t *peer);
+/** Fires when an attempt to map them has lasted too long. */
+void kvf_peer_on_map_timer(kvf_timer_t *timer, void *owner);
 /** Give its pools back. */
 void kvf_peer_unmap(kvf_peer_t *peer);
 /** @return The peer of a number; NULL: it is gone. */

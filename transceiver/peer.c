@@ -16,6 +16,7 @@ static void peer_destroy(kvf_peer_t *peer) {
     HASH_DEL(core->peers, peer);
     kvf_turns_forget(peer);
     kvf_timer_release(&core->timers, &peer->timer);
+    kvf_timer_release(&core->timers, &peer->map_timer);
     kvf_session_end(peer);
     kvf_free(core->alloc, peer->mover_address);
     kvf_free(core->alloc, peer->mapped_address);
@@ -170,8 +171,9 @@ kvf_status_t kvf_peer_create(kvf_core_t *core, const kvf_incarnation_t *incarnat
     peer->state = KVF_PEER_CONNECTING;
     (void)snprintf(peer->instance, sizeof(peer->instance), "%s", instance);
     (void)snprintf(peer->address, sizeof(peer->address), "%s", address);
-    if (kvf_timer_reserve(&core->timers, &peer->timer, on_timer, peer) != KVF_OK) {
-        goto err_free;
+    if (kvf_timer_reserve(&core->timers, &peer->timer, on_timer, peer) != KVF_OK ||
+        kvf_timer_reserve(&core->timers, &peer->map_timer, kvf_peer_on_map_timer, peer) != KVF_OK) {
+        goto err_timer;
     }
     HASH_ADD(hh, core->peers, incarnation, sizeof(peer->incarnation), peer);
     if (!kvf_hashed(peer)) {
@@ -181,8 +183,8 @@ kvf_status_t kvf_peer_create(kvf_core_t *core, const kvf_incarnation_t *incarnat
     return KVF_OK;
 
 err_timer:
+    kvf_timer_release(&core->timers, &peer->map_timer);
     kvf_timer_release(&core->timers, &peer->timer);
-err_free:
     kvf_free(core->alloc, peer);
     return KVF_ERR_NO_MEMORY;
 }

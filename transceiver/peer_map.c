@@ -16,6 +16,13 @@
 #define MAP_AGAIN_US UINT64_C(5000000)
 #define MAX_DOUBLINGS 6
 
+/* An attempt of whose end nobody has said anything by then has failed. NCCL's own limit comes
+ * before it. */
+#define MAP_US UINT64_C(20000000)
+
+/* An attempt that nobody says the end of has failed after this. NCCL's own limit is less. */
+#define MAP_US UINT64_C(20000000)
+
 kvf_peer_t *kvf_peer_numbered(kvf_core_t *core, uint64_t number) {
     kvf_peer_t *peer = core->peers;
     while (peer != NULL && peer->number != number) {
@@ -62,8 +69,18 @@ void kvf_peer_map(kvf_peer_t *peer) {
                                             peer->mapped_address_bytes, peer->n_pages, &detail);
         if (status != KVF_OK) {
             fall_back(peer, status, detail.text);
+        } else if (peer->map == KVF_MAP_PENDING) {
+            kvf_timer_set(&core->timers, &peer->map_timer, kvf_time_after(core->now_us, MAP_US));
         }
     }
+}
+
+void kvf_peer_on_map_timer(kvf_timer_t *timer, void *owner) {
+    kvf_peer_t *peer = owner;
+    kvf_core_t *core = peer->core;
+    (void)timer;
+    core->out.unmap(core->out.ctx, peer->number);
+    kvf_core_mapped(core, peer->number, KVF_ERR_PEER_LOST, "nothing was heard of the attempt");
 }
 
 void kvf_peer_unmap(kvf_peer_t *peer) {
@@ -74,6 +91,7 @@ void kvf_peer_unmap(kvf_peer_t *peer) {
     if (peer->map == KVF_MAP_PENDING || peer->map == KVF_MAP_READY) {
         core->out.unmap(core->out.ctx, peer->number);
     }
+    kvf_timer_set(&core->timers, &peer->map_timer, KVF_NEVER);
     peer->map = KVF_MAP_NONE;
 }
 
@@ -82,6 +100,7 @@ void kvf_core_mapped(kvf_core_t *core, uint64_t number, kvf_status_t status, con
     if (peer == NULL || peer->map != KVF_MAP_PENDING) {
         return;
     }
+    kvf_timer_set(&core->timers, &peer->map_timer, KVF_NEVER);
     if (status == KVF_OK) {
         peer->map = KVF_MAP_READY;
         peer->map_failures = 0;

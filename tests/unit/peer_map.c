@@ -111,6 +111,27 @@ Test(peer_map, a_request_waits_for_the_mapping) {
     pair_close(&p);
 }
 
+/* Nobody says how it ended: requests do not wait for ever, not even the next ones. */
+Test(peer_map, a_mapping_that_never_comes) {
+    pair_t p;
+    pair_open(&p, &mapped, 40);
+    cluster_map_fate(p.cluster, MAP_SILENT);
+    cr_assert_eq(pair_fetch(&p), KVF_OK);
+    cluster_advance(p.cluster, 19900000);
+    cr_expect_eq(p.got.results, 0);
+    cluster_advance(p.cluster, 200000);
+    expect_carried(&p, "sim");
+    cr_expect_not_null(strstr(p.gen->warning, "nothing was heard"), "%s", p.gen->warning);
+    cluster_map_fate(p.cluster, MAP_GOES_WELL);
+    again(&p); /* the attempt is over: its answer would come now */
+    expect_carried(&p, "sim");
+    cr_expect_eq(counters_of(p.gen).mover_fallbacks, 1);
+    cluster_advance(p.cluster, 5100000);
+    again(&p);
+    expect_carried(&p, "mapped");
+    pair_close(&p);
+}
+
 /* Given up meanwhile: the context side hears of it when there is an answer. */
 Test(peer_map, given_up_while_the_mapping_is_waited_for) {
     pair_t p;

@@ -4,7 +4,9 @@
 #include "../support/rdma/ends.h"
 
 /* Read much, close one end somewhere in between, and see that nothing comes afterwards. */
-static void close_in_the_middle(bool the_reader, int turns) {
+typedef enum who { THE_READER, THE_LENDER, THE_LENDER_UNNOTICED } who_t;
+
+static void close_in_the_middle(who_t who, int turns) {
     enum { BATCHES = 3 };
     kvf_rdma_batch_t batches[BATCHES] = {{0}}, open_one = {0};
     int owners[BATCHES] = {0}, open_owner = 0;
@@ -23,15 +25,22 @@ static void close_in_the_middle(bool the_reader, int turns) {
     cr_assert_eq(kvf_rdma_read(path, &open_one, 1, b.memory[1], 0, pool_bytes[1]), KVF_OK);
     run_for(&a, &b, turns);
     int done_before = b.done;
-    if (the_reader) {
+    if (who == THE_READER) {
         kvf_rdma_close(path);
         /* The emulation, unlike a card, aborts a lender that still has something to send. */
         kvf_rdma_close(lent);
     } else {
         kvf_rdma_close(lent);
-        b.close_when_failed = path;
+        b.close_when_failed = who == THE_LENDER ? path : NULL;
         run_until(&a, &b, &b.failed, 1);
         cr_expect_null(b.close_when_failed);
+    }
+    if (who == THE_LENDER_UNNOTICED) {
+        run_for(&a, &b, 1000);
+        for (int k = 0; k < BATCHES; k++) {
+            cr_expect(owners[k] == 0 || batches[k].status == KVF_OK, "its worker is alive");
+        }
+        kvf_rdma_close(path);
     }
     /* Its own worker is gone: whatever the other end does now, this memory is its owner's. */
     memset(b.memory[0], UNTOUCHED, pool_bytes[0]);
@@ -52,8 +61,8 @@ static void close_in_the_middle(bool the_reader, int turns) {
         cr_expect_eq(open_one.status, KVF_ERR_PEER_LOST);
     }
     cr_expect_eq(b.done, BATCHES + 1);
-    cr_expect_eq(b.failed, the_reader ? 0 : 1);
-    cr_expect_eq(b.failed_owner, the_reader ? NULL : &path);
+    cr_expect_eq(b.failed, who == THE_READER ? 0 : 1);
+    cr_expect_eq(b.failed_owner, who == THE_READER ? NULL : &path);
     for (uint32_t i = 0; i < N_POOLS; i++) {
         for (uint64_t k = 0; k < pool_bytes[i]; k++) {
             cr_assert_eq(b.memory[i][k], UNTOUCHED, "written to after its path was closed");
@@ -65,14 +74,15 @@ static void close_in_the_middle(bool the_reader, int turns) {
 Test(ucx_rdma_ends, the_reader_closes, .init = need_reads, .timeout = 100) {
     static const int turns[] = {0, 1, 5, 20, 60};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
-        close_in_the_middle(true, turns[i]);
+        close_in_the_middle(THE_READER, turns[i]);
     }
 }
 
 Test(ucx_rdma_ends, the_lender_closes, .init = need_reads, .timeout = 100) {
     static const int turns[] = {0, 1, 5, 20};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
-        close_in_the_middle(false, turns[i]);
+        close_in_the_middle(THE_LENDER, turns[i]);
+        close_in_the_middle(THE_LENDER_UNNOTICED, turns[i]);
     }
 }
 

@@ -55,6 +55,9 @@ struct kvf_rdma {
 
 /* ---- reads ----------------------------------------------------------------------------------- */
 
+/* Of a path that has failed no batch is done before its worker is destroyed: that proves that
+ * nothing writes there any more, an error does not. */
+
 static void fail_path(kvf_rdma_path_t *path, const char *why) {
     if (!path->failed) {
         path->failed = path->failed_due = true;
@@ -78,7 +81,7 @@ static void read_done(kvf_rdma_batch_t *batch, ucs_status_t status) {
         batch->status = KVF_ERR_PEER_LOST;
         fail_path(path, ucs_status_string(status));
     }
-    if (batch->sealed && batch->n_reads == 0) {
+    if (batch->sealed && batch->n_reads == 0 && !path->failed) {
         finish(path->rdma, batch);
     }
 }
@@ -127,7 +130,7 @@ kvf_status_t kvf_rdma_read(kvf_rdma_path_t *path, kvf_rdma_batch_t *batch, uint3
 
 void kvf_rdma_seal(kvf_rdma_t *rdma, kvf_rdma_batch_t *batch) {
     batch->sealed = true;
-    if (batch->n_reads == 0) {
+    if (batch->n_reads == 0 && (batch->path == NULL || !batch->path->failed)) {
         finish(rdma, batch);
     }
 }

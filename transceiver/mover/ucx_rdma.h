@@ -57,7 +57,8 @@ typedef struct kvf_rdma_batch {
 typedef struct kvf_rdma_events {
     /** A path can be read by. */
     void (*ready)(void *ctx, void *owner);
-    /** A path has failed: it is to be closed. @param why  The path's: gone with it. */
+    /** A path has failed: it is to be closed, and no batch of it is done before. @param why  The
+     * path's: gone with it. */
     void (*failed)(void *ctx, void *owner, const char *why);
     /** A batch is done. */
     void (*done)(void *ctx, kvf_rdma_batch_t *batch);
