@@ -97,8 +97,7 @@ void kvf_copier_have_done(kvf_copier_t *copier, kvf_job_t *job, void (*run)(kvf_
 
 void kvf_copier_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
     verify->job.later = verify->n_before >= FIRST_JOBS;
-    if (verify->peer != 0 && copier->routing != NULL &&
-        kvf_routing_verify(copier->routing, verify)) {
+    if (verify->peer != 0 && copier->paths != NULL && kvf_paths_verify(copier->paths, verify)) {
         return;
     }
     if (copier->device != NULL) {
@@ -162,8 +161,7 @@ unsigned kvf_copier_progress(kvf_copier_t *copier) {
     n += take_back(copier);
     n += copier->device == NULL ? 0 : kvf_device_progress(copier);
     n += copier->waits == NULL ? 0 : kvf_fences_progress(copier);
-    n += copier->paths == NULL ? 0 : kvf_paths_progress(copier->paths);
-    n += copier->routing == NULL ? 0 : kvf_routing_progress(copier->routing);
+    n += copier->paths == NULL ? 0 : copier->paths->ops->progress(copier->paths);
     while (copier->short_first != NULL && bytes < SHORT_BYTES_PER_TURN) {
         kvf_job_t *job = copier->short_first;
         copier->short_first = job->next;
@@ -192,8 +190,7 @@ bool kvf_copier_waits(const kvf_copier_t *copier) {
 }
 
 bool kvf_copier_is_busy(const kvf_copier_t *copier) {
-    return copier->short_first != NULL ||
-           (copier->paths != NULL && kvf_paths_is_busy(copier->paths));
+    return copier->short_first != NULL || (copier->paths != NULL && copier->paths->dirty);
 }
 
 /* ---- pools that are mapped ---- */
@@ -226,17 +223,14 @@ kvf_status_t kvf_copier_map(kvf_copier_t *copier, uint64_t peer, const void *add
             return kvf_fail(detail, KVF_ERR_RANGE, "its pools are larger than any memory");
         }
     }
-    return copier->paths != NULL ? kvf_paths_map(copier->paths, peer, address, bytes, detail)
-           : copier->routing != NULL
-               ? kvf_routing_map(copier->routing, peer, address, bytes, expect, detail)
+    return copier->paths != NULL
+               ? kvf_paths_map(copier->paths, peer, address, bytes, expect, detail)
                : kvf_mapped_map(copier->mapped, peer, address, bytes, expect, detail);
 }
 
 void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer) {
     if (copier->paths != NULL) {
         kvf_paths_unmap(copier->paths, peer);
-    } else if (copier->routing != NULL) {
-        kvf_routing_unmap(copier->routing, peer);
     } else if (copier->device != NULL) {
         kvf_device_unmap(copier, peer);
     } else {
@@ -245,50 +239,40 @@ void kvf_copier_unmap(kvf_copier_t *copier, uint64_t peer) {
 }
 
 int kvf_copier_fd(const kvf_copier_t *copier) {
-    return copier->routing != NULL  ? kvf_routing_fd(copier->routing)
-           : copier->mapped != NULL ? kvf_mapped_fd(copier->mapped)
-                                    : -1;
+    const kvf_paths_t *paths = copier->paths;
+    return paths != NULL && paths->ops->fd != NULL ? paths->ops->fd(paths)
+           : copier->mapped != NULL                ? kvf_mapped_fd(copier->mapped)
+                                                   : -1;
 }
 
 bool kvf_copier_arm(const kvf_copier_t *copier) {
-    return copier->routing == NULL || kvf_routing_arm(copier->routing);
+    const kvf_paths_t *paths = copier->paths;
+    return paths == NULL || paths->ops->arm == NULL || paths->ops->arm(paths);
 }
 
-/* ---- paths by which peers fetch, or read ---- */
+/* ---- paths by which peers fetch ---- */
 
 kvf_status_t kvf_copier_join(kvf_copier_t *copier, uint64_t peer, uint64_t number,
                              const void *invitation, size_t bytes, kvf_detail_t *detail) {
-    return copier->paths != NULL
-               ? kvf_paths_join(copier->paths, peer, number, invitation, bytes, detail)
-               : kvf_routing_join(copier->routing, peer, number, invitation, bytes, detail);
+    return kvf_paths_join(copier->paths, peer, number, invitation, bytes, detail);
 }
 
 void kvf_copier_joined(kvf_copier_t *copier, uint64_t peer, uint64_t number, const void *answer,
                        size_t bytes) {
-    if (copier->routing != NULL) {
-        kvf_routing_joined(copier->routing, peer, number, answer, bytes);
-    }
+    kvf_paths_joined(copier->paths, peer, number, answer, bytes);
 }
 
 void kvf_copier_leave(kvf_copier_t *copier, uint64_t peer, uint64_t number, bool own,
                       const char *why) {
-    if (copier->paths != NULL) {
-        kvf_paths_leave(copier->paths, peer, number, own, why);
-    } else if (copier->routing != NULL) {
-        kvf_routing_leave(copier->routing, peer, number, own, why);
-    }
+    kvf_paths_leave(copier->paths, peer, number, own, why);
 }
 
 void kvf_copier_serve(kvf_copier_t *copier, kvf_serve_t *serve) {
-    kvf_paths_serve(copier->paths, serve);
+    copier->paths->ops->serve(copier->paths, serve);
 }
 
 void kvf_copier_evict(kvf_copier_t *copier, uint64_t peer) {
-    if (copier->paths != NULL) {
-        kvf_paths_evict(copier->paths, peer);
-    } else if (copier->routing != NULL) {
-        kvf_routing_evict(copier->routing, peer);
-    }
+    kvf_paths_evict(copier->paths, peer);
 }
 
 /* The descriptors of our pools, for peers. */
@@ -354,8 +338,8 @@ kvf_status_t kvf_copier_create(kvf_agent_t *agent, kvf_mover_t *const *movers,
     }
     const char *name = kvf_agent_mapped_name(agent);
     status = kvf_agent_only_carries(agent) ? KVF_OK
-             : strcmp(name, KVF_NCCL) == 0 ? kvf_paths_create(copier, wake, ctx, &why)
-             : strcmp(name, KVF_RDMA) == 0 ? kvf_routing_create(copier, &why)
+             : strcmp(name, KVF_NCCL) == 0 ? kvf_paths_nccl(copier, wake, ctx, &why)
+             : strcmp(name, KVF_RDMA) == 0 ? kvf_paths_rdma(copier, &why)
                                            : offer_pools(copier, &why);
     if (status != KVF_OK && strcmp(agent->config.mover, name) == 0) {
         kvf_copier_destroy(copier);
@@ -381,10 +365,7 @@ void kvf_copier_destroy(kvf_copier_t *copier) {
         }
         kvf_crew_destroy(copier->crew);
         if (copier->paths != NULL) {
-            kvf_paths_destroy(copier);
-        }
-        if (copier->routing != NULL) {
-            kvf_routing_destroy(copier);
+            copier->paths->ops->destroy(copier->paths);
         }
         if (copier->device != NULL) {
             kvf_device_destroy(copier);

@@ -5,8 +5,8 @@
 /**
  * @file
  * The copier as its parts see it: agent_copy.c (the crew, pages that the CPU reaches, peers'
- * pools), agent_device.c (pages on a device), agent_nccl.c and agent_rdma.c (paths to fetch by) and
- * agent_fence.c (when pages are written). Only these include it.
+ * pools), agent_device.c (pages on a device), agent_path.c (paths to fetch by; of which movers,
+ * agent_nccl.c and agent_rdma.c) and agent_fence.c (when pages are written). Only these include it.
  */
 
 #include "transceiver/agent_impl.h"
@@ -14,7 +14,6 @@
 typedef struct kvf_device_copier kvf_device_copier_t;
 typedef struct kvf_wait kvf_wait_t;
 typedef struct kvf_paths kvf_paths_t;
-typedef struct kvf_routing kvf_routing_t;
 
 struct kvf_copier {
     kvf_agent_t *agent;
@@ -23,8 +22,7 @@ struct kvf_copier {
     kvf_mapped_t *mapped;        /* NULL: nobody maps our pools, and we nobody's */
     bool mapped_ready;           /* its descriptor was readable */
     kvf_device_copier_t *device; /* NULL: the CPU reaches the pages */
-    kvf_paths_t *paths;          /* NULL: the mover is not nccl */
-    kvf_routing_t *routing;      /* NULL: the mover is not rdma */
+    kvf_paths_t *paths;          /* NULL: the mover is neither nccl nor rdma */
     kvf_job_t *short_first, *short_last;
     uint64_t n_posted;              /* jobs that the crew has */
     kvf_wait_t *waits, *waits_last; /* for fences */
@@ -68,56 +66,99 @@ void kvf_device_unmap(kvf_copier_t *copier, uint64_t peer);
 /** Post what the mover had no room for. @return How many. */
 unsigned kvf_device_progress(kvf_copier_t *copier);
 
-/* ---- agent_nccl.c ---- */
+/* ---- agent_path.c ---- */
 
-/** Offer paths to peers. @return KVF_OK; KVF_ERR_UNSUPPORTED, KVF_ERR_NO_MEMORY, KVF_ERR_IO. */
-KVF_CHECK kvf_status_t kvf_paths_create(kvf_copier_t *copier, void (*wake)(void *ctx), void *ctx,
-                                        kvf_detail_t *detail);
-/** Nothing of the core's is with them. */
-void kvf_paths_destroy(kvf_copier_t *copier);
-/** Take a job whose bytes are a peer's. @return false: there is no path to it. */
-bool kvf_paths_verify(kvf_paths_t *paths, kvf_verify_t *verify);
-/** The core's actions map and unmap. */
+/** Our end of a path to a peer: the first member of its mover's own record of it. */
+typedef struct kvf_path {
+    kvf_paths_t *paths;
+    uint64_t peer;
+    uint64_t number;     /**< the receiver's */
+    bool own;            /**< we fetch by it; else the peer does */
+    bool ready;          /**< jobs may be begun */
+    bool over;           /**< none is begun any more */
+    bool unmapped;       /**< own: the core has given it up */
+    bool heard;          /**< the other end knows of its end */
+    kvf_job_t *verifies; /**< own: jobs that wait, in their order */
+    struct kvf_path *next;
+} kvf_path_t;
+
+/** What a mover by which peers fetch does: agent_nccl.c, agent_rdma.c. */
+typedef struct kvf_paths_ops {
+    size_t path_bytes; /**< of its record of a path */
+    /** May we fetch from a peer of that address? */
+    kvf_status_t (*check_address)(kvf_paths_t *paths, const void *address, size_t bytes,
+                                  kvf_detail_t *detail);
+    /** Begin a path of ours. @param least  How long the peer's pools are. @return KVF_OK:
+     * kvf_path_ready() or kvf_path_ended() follows. */
+    kvf_status_t (*invite)(kvf_path_t *path, const uint64_t *least, kvf_detail_t *detail);
+    /** Make our end of a path of the peer's. @return KVF_OK: kvf_path_ended() follows some day. */
+    kvf_status_t (*join)(kvf_path_t *path, const void *invitation, size_t bytes,
+                         kvf_detail_t *detail);
+    /** The other end of a path of ours is there. NULL: nobody says so. */
+    void (*joined)(kvf_path_t *path, const void *answer, size_t bytes);
+    /** kvf_path_ended() follows, in a later turn. Again is harmless. */
+    void (*end)(kvf_path_t *path, const char *why);
+    /** The core's action; NULL: nobody asks. */
+    void (*serve)(kvf_paths_t *paths, kvf_serve_t *serve);
+    /** Tell the core what has happened, and begin what can be. @return How many things. */
+    unsigned (*progress)(kvf_paths_t *paths);
+    /** As kvf_copier_fd(), kvf_copier_arm(); NULL: it wakes the loop itself. */
+    int (*fd)(const kvf_paths_t *paths);
+    bool (*arm)(const kvf_paths_t *paths);
+    /** Nothing of the core's is with it. */
+    void (*destroy)(kvf_paths_t *paths);
+} kvf_paths_ops_t;
+
+/** The first member of its mover's own record. */
+struct kvf_paths {
+    const kvf_paths_ops_t *ops;
+    kvf_copier_t *copier;
+    kvf_path_t *first; /**< in the order of their turns */
+    uint64_t n_made;
+    bool dirty; /**< something waits that was not looked at */
+};
+
+/** The core's actions. */
 KVF_CHECK kvf_status_t kvf_paths_map(kvf_paths_t *paths, uint64_t peer, const void *address,
-                                     size_t bytes, kvf_detail_t *detail);
+                                     size_t bytes, const uint64_t *least, kvf_detail_t *detail);
 void kvf_paths_unmap(kvf_paths_t *paths, uint64_t peer);
-/** And join, leave, serve and evict. */
 KVF_CHECK kvf_status_t kvf_paths_join(kvf_paths_t *paths, uint64_t peer, uint64_t number,
                                       const void *invitation, size_t bytes, kvf_detail_t *detail);
+void kvf_paths_joined(kvf_paths_t *paths, uint64_t peer, uint64_t number, const void *answer,
+                      size_t bytes);
 void kvf_paths_leave(kvf_paths_t *paths, uint64_t peer, uint64_t number, bool own, const char *why);
-void kvf_paths_serve(kvf_paths_t *paths, kvf_serve_t *serve);
 void kvf_paths_evict(kvf_paths_t *paths, uint64_t peer);
-/** Tell the core what has happened, and begin what can be. @return How many things. */
-unsigned kvf_paths_progress(kvf_paths_t *paths);
-/** @return Whether it has work that no wake tells of. */
-bool kvf_paths_is_busy(const kvf_paths_t *paths);
-
-/* ---- agent_rdma.c ---- */
-
-/** Offer paths to peers. @return KVF_OK; KVF_ERR_UNSUPPORTED and KVF_ERR_INVALID (no network card
- * that reads; a UCX that does not know devices), KVF_ERR_NO_MEMORY, KVF_ERR_IO. */
-KVF_CHECK kvf_status_t kvf_routing_create(kvf_copier_t *copier, kvf_detail_t *detail);
-/** Nothing of the core's is with it. */
-void kvf_routing_destroy(kvf_copier_t *copier);
 /** Take a job whose bytes are a peer's. @return false: there is no path to it. */
-bool kvf_routing_verify(kvf_routing_t *routing, kvf_verify_t *verify);
-/** The core's actions map (least: how long the peer's pools are), unmap, join, joined, leave and
- * evict. */
-KVF_CHECK kvf_status_t kvf_routing_map(kvf_routing_t *routing, uint64_t peer, const void *address,
-                                       size_t bytes, const uint64_t *least, kvf_detail_t *detail);
-void kvf_routing_unmap(kvf_routing_t *routing, uint64_t peer);
-KVF_CHECK kvf_status_t kvf_routing_join(kvf_routing_t *routing, uint64_t peer, uint64_t number,
-                                        const void *invitation, size_t bytes, kvf_detail_t *detail);
-void kvf_routing_joined(kvf_routing_t *routing, uint64_t peer, uint64_t number, const void *answer,
-                        size_t bytes);
-void kvf_routing_leave(kvf_routing_t *routing, uint64_t peer, uint64_t number, bool own,
-                       const char *why);
-void kvf_routing_evict(kvf_routing_t *routing, uint64_t peer);
-/** Tell the core what has happened, and begin what can be. @return How many things. */
-unsigned kvf_routing_progress(kvf_routing_t *routing);
-/** As kvf_rdma_fd(), kvf_rdma_arm(). */
-int kvf_routing_fd(const kvf_routing_t *routing);
-bool kvf_routing_arm(const kvf_routing_t *routing);
+bool kvf_paths_verify(kvf_paths_t *paths, kvf_verify_t *verify);
+
+/* For movers of paths. */
+/** @param number  NULL: any. @return NULL: there is none that is not over. */
+kvf_path_t *kvf_paths_find(const kvf_paths_t *paths, uint64_t peer, bool own,
+                           const uint64_t *number);
+/** @return The first job that waits, which is no longer the path's; or NULL. */
+kvf_verify_t *kvf_path_take_job(kvf_path_t *path);
+/** A job is done. */
+void kvf_paths_verified(const kvf_paths_t *paths, kvf_verify_t *verify, kvf_status_t status);
+/** Jobs that wait will not be begun. */
+void kvf_path_lose_jobs(kvf_path_t *path);
+/** Jobs may be begun. */
+void kvf_path_ready(kvf_path_t *path);
+/** Tell the other end, if it does not know, that ours ends. */
+void kvf_path_say_left(kvf_path_t *path, const char *why);
+/** It is over, and nothing is under way by it: tell who has to hear of that, and free it. */
+void kvf_path_ended(kvf_path_t *path, const char *why);
+/** Free them all; nobody hears of it. */
+void kvf_paths_drop(kvf_paths_t *paths);
+
+/* ---- agent_nccl.c, agent_rdma.c ---- */
+
+/** Offer paths of NCCL to peers. @return KVF_OK; KVF_ERR_UNSUPPORTED, KVF_ERR_NO_MEMORY,
+ * KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_paths_nccl(kvf_copier_t *copier, void (*wake)(void *ctx), void *ctx,
+                                      kvf_detail_t *detail);
+/** Offer paths of network cards. @return KVF_OK; KVF_ERR_UNSUPPORTED and KVF_ERR_INVALID (no card
+ * that reads; a UCX that does not know devices), KVF_ERR_NO_MEMORY, KVF_ERR_IO. */
+KVF_CHECK kvf_status_t kvf_paths_rdma(kvf_copier_t *copier, kvf_detail_t *detail);
 
 /* ---- agent_fence.c ---- */
 

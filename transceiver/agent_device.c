@@ -107,9 +107,6 @@ static void run_nothing(kvf_job_t *job) {
 }
 
 void kvf_device_verify(kvf_copier_t *copier, kvf_verify_t *verify) {
-    if (verify->peer != 0 && copier->paths != NULL && kvf_paths_verify(copier->paths, verify)) {
-        return;
-    }
     import_t *import = verify->peer == 0 ? NULL : find(copier, verify->peer);
     bool lost = verify->peer != 0 && (import == NULL || !import->ready);
     verify->source = lost ? NULL : import;

@@ -30,134 +30,80 @@ typedef struct reading {
     uint32_t n_begun;     /* items */
 } reading_t;
 
-/* One end of a path. */
 typedef struct route {
-    kvf_routing_t *routing;
-    kvf_rdma_path_t *path; /* NULL: there is none yet, or it was closed */
-    uint64_t peer;
-    uint64_t number; /* the receiver's */
-    bool own;        /* we read */
-    bool say_due;    /* own: invite the other end; else: answer it */
-    bool ready;
-    bool over;     /* it is closed; the core has still to hear of it */
-    bool unmapped; /* the core has given it up, if it is ours */
-    bool heard;    /* the other end knows of its end */
+    kvf_path_t path;
+    kvf_rdma_path_t *rdma; /* NULL: there is none yet, or it was closed */
+    bool say_due;          /* own: invite the other end; else: answer it */
     char why[KVF_DETAIL_BYTES];
-    kvf_job_t *verifies; /* that wait */
     reading_t readings[JOBS_AT_ONCE];
     uint64_t least[KVF_MAX_GROUPS]; /* lengths of the peer's pools */
     uint8_t *answer;                /* say_due, and not own */
     size_t answer_bytes;
-    struct route *next;
 } route_t;
 
-struct kvf_routing {
-    kvf_copier_t *copier;
+typedef struct routes {
+    kvf_paths_t paths;
     kvf_ucx_t *ucx;
     kvf_rdma_t *rdma;
-    route_t *first;
-    uint64_t n_made;
-    bool dirty; /* something waits that was not looked at */
-};
+} routes_t;
 
-static kvf_core_t *core_of(const kvf_routing_t *routing) {
-    return routing->copier->agent->core;
+static routes_t *routes_of(const route_t *route) {
+    return (routes_t *)route->path.paths;
 }
 
-static route_t *find(const kvf_routing_t *routing, uint64_t peer, bool own,
-                     const uint64_t *number) {
-    route_t *route;
-    LL_FOREACH(routing->first, route) {
-        if (route->peer == peer && route->own == own && !route->over &&
-            (number == NULL || route->number == *number)) {
-            break;
-        }
-    }
-    return route;
-}
-
-static route_t *add_route(kvf_routing_t *routing, uint64_t peer, uint64_t number, bool own) {
-    route_t *route = kvf_calloc(routing->copier->agent->alloc, 1, sizeof(*route));
-    if (route != NULL) {
-        route->routing = routing;
-        route->peer = peer;
-        route->number = number;
-        route->own = own;
-        LL_APPEND(routing->first, route);
-    }
-    return route;
-}
-
-static void drop_route(route_t *route) {
-    const kvf_alloc_t *alloc = route->routing->copier->agent->alloc;
-    LL_DELETE(route->routing->first, route);
-    kvf_free(alloc, route->answer);
-    kvf_free(alloc, route);
+static const kvf_agent_t *agent_of(const route_t *route) {
+    return route->path.paths->copier->agent;
 }
 
 /* End it at once: nothing of ours is read by it any more, and nothing comes by it. What the core
  * has to hear of that comes in the next progress. */
-static void end_route(route_t *route, const char *why) {
-    if (route->over) {
+static void end(kvf_path_t *path, const char *why) {
+    route_t *route = (route_t *)path;
+    if (path->over) {
         return;
     }
-    route->over = true;
-    route->routing->dirty = true;
+    path->over = true;
+    path->paths->dirty = true;
     (void)snprintf(route->why, sizeof(route->why), "%s", why);
-    if (route->path != NULL) {
-        kvf_rdma_close(route->path);
-        route->path = NULL;
+    if (route->rdma != NULL) {
+        kvf_rdma_close(route->rdma);
+        route->rdma = NULL;
     }
     for (uint32_t i = 0; i < JOBS_AT_ONCE; i++) {
         if (route->readings[i].verify != NULL && !route->readings[i].batch.sealed) {
             route->readings[i].batch.status = KVF_ERR_PEER_LOST;
-            kvf_rdma_seal(route->routing->rdma, &route->readings[i].batch);
+            kvf_rdma_seal(routes_of(route)->rdma, &route->readings[i].batch);
         }
     }
 }
 
 /* ---- jobs ---- */
 
-static void lost(const kvf_routing_t *routing, kvf_verify_t *verify) {
-    verify->status = KVF_ERR_PEER_LOST;
-    kvf_core_verified(core_of(routing), verify);
-}
-
-bool kvf_routing_verify(kvf_routing_t *routing, kvf_verify_t *verify) {
-    route_t *route = find(routing, verify->peer, true, NULL);
-    kvf_job_t *job = &verify->job;
-    if (route != NULL) {
-        LL_APPEND(route->verifies, job);
-        routing->dirty = true;
-    }
-    return route != NULL;
-}
-
 /* Its bytes are there: what is left is what any job of such bytes needs. */
 static void on_done(void *ctx, kvf_rdma_batch_t *batch) {
-    kvf_routing_t *routing = ctx;
+    routes_t *routes = ctx;
     reading_t *reading = (reading_t *)batch;
     kvf_verify_t *verify = reading->verify;
     reading->verify = NULL;
-    routing->dirty = true; /* there is room for another one */
+    routes->paths.dirty = true; /* there is room for another one */
     if (batch->status != KVF_OK) {
-        lost(routing, verify);
+        kvf_paths_verified(&routes->paths, verify, KVF_ERR_PEER_LOST);
     } else {
         verify->peer = 0;
-        kvf_copier_verify(routing->copier, verify);
+        kvf_copier_verify(routes->paths.copier, verify);
     }
 }
 
 /* Begin what may be begun of a job. @return false: it has to wait. */
 static bool read_on(reading_t *reading) {
     const route_t *route = reading->route;
-    const kvf_agent_t *agent = route->routing->copier->agent;
+    const kvf_agent_t *agent = agent_of(route);
     const kvf_verify_t *verify = reading->verify;
     while (reading->n_begun < verify->n_items) {
         const kvf_verify_item_t *item = &verify->items[reading->n_begun];
         kvf_status_t status = kvf_rdma_read(
-            route->path, &reading->batch, item->group_idx,
-            kvf_copier_page(route->routing->copier, item->group_idx, item->slot, item->offset),
+            route->rdma, &reading->batch, item->group_idx,
+            kvf_copier_page(route->path.paths->copier, item->group_idx, item->slot, item->offset),
             (uint64_t)item->source_slot * agent->pools[item->group_idx].page_bytes + item->offset,
             item->bytes);
         if (status == KVF_ERR_AGAIN) {
@@ -169,7 +115,7 @@ static bool read_on(reading_t *reading) {
         }
         reading->n_begun++;
     }
-    kvf_rdma_seal(route->routing->rdma, &reading->batch);
+    kvf_rdma_seal(routes_of(route)->rdma, &reading->batch);
     return true;
 }
 
@@ -181,12 +127,10 @@ static void begin_jobs(route_t *route) {
             return;
         }
     }
-    for (uint32_t i = 0; i < JOBS_AT_ONCE && route->verifies != NULL; i++) {
+    for (uint32_t i = 0; i < JOBS_AT_ONCE && route->path.verifies != NULL; i++) {
         reading_t *reading = &route->readings[i];
         if (reading->verify == NULL) {
-            kvf_job_t *job = route->verifies;
-            LL_DELETE(route->verifies, job);
-            *reading = (reading_t){.route = route, .verify = (kvf_verify_t *)job};
+            *reading = (reading_t){.route = route, .verify = kvf_path_take_job(&route->path)};
             if (!read_on(reading)) {
                 return;
             }
@@ -206,153 +150,95 @@ static bool is_reading(const route_t *route) {
 /* ---- paths ---- */
 
 static void on_ready(void *ctx, void *owner) {
-    route_t *route = owner;
     (void)ctx;
-    route->ready = true;
-    kvf_core_mapped(core_of(route->routing), route->peer, KVF_OK, "");
+    kvf_path_ready(owner);
 }
 
 static void on_failed(void *ctx, void *owner, const char *why) {
     (void)ctx;
-    end_route(owner, why);
+    end(owner, why);
 }
 
-kvf_status_t kvf_routing_map(kvf_routing_t *routing, uint64_t peer, const void *address,
-                             size_t bytes, const uint64_t *least, kvf_detail_t *detail) {
-    kvf_status_t status = kvf_rdma_check_address(routing->rdma, address, bytes, detail);
-    if (status != KVF_OK) {
-        return status;
-    }
-    route_t *route = add_route(routing, peer, routing->n_made + 1, true);
-    if (route == NULL) {
-        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
-    }
-    routing->n_made++;
-    memcpy(route->least, least, routing->copier->agent->layout.n_groups * sizeof(*least));
+static kvf_status_t check_address(kvf_paths_t *paths, const void *address, size_t bytes,
+                                  kvf_detail_t *detail) {
+    return kvf_rdma_check_address(((routes_t *)paths)->rdma, address, bytes, detail);
+}
+
+static kvf_status_t invite(kvf_path_t *path, const uint64_t *least, kvf_detail_t *detail) {
+    route_t *route = (route_t *)path;
+    (void)detail;
+    memcpy(route->least, least, agent_of(route)->layout.n_groups * sizeof(*least));
     route->say_due = true;
-    routing->dirty = true;
+    path->paths->dirty = true;
     return KVF_OK;
 }
 
-void kvf_routing_unmap(kvf_routing_t *routing, uint64_t peer) {
-    route_t *route;
-    LL_FOREACH(routing->first, route) {
-        if (route->peer == peer && route->own && !route->unmapped) {
-            route->unmapped = true;
-            end_route(route, "the receiver has given the sender up");
-        }
-    }
-}
-
-kvf_status_t kvf_routing_join(kvf_routing_t *routing, uint64_t peer, uint64_t number,
-                              const void *invitation, size_t bytes, kvf_detail_t *detail) {
-    const kvf_alloc_t *alloc = routing->copier->agent->alloc;
-    kvf_status_t status = kvf_rdma_check_address(routing->rdma, invitation, bytes, detail);
-    if (status == KVF_OK && find(routing, peer, false, &number) != NULL) {
-        status = kvf_fail(detail, KVF_ERR_INVALID, "there is a path of that number");
-    }
+static kvf_status_t join(kvf_path_t *path, const void *invitation, size_t bytes,
+                         kvf_detail_t *detail) {
+    route_t *route = (route_t *)path;
+    const kvf_alloc_t *alloc = agent_of(route)->alloc;
+    kvf_rdma_t *rdma = routes_of(route)->rdma;
+    kvf_status_t status = kvf_rdma_check_address(rdma, invitation, bytes, detail);
     if (status != KVF_OK) {
         return status;
     }
-    route_t *route = add_route(routing, peer, number, false);
-    if (route != NULL) {
-        route->answer = kvf_alloc(alloc, KVF_UCX_ANSWER_BYTES);
+    route->answer = kvf_alloc(alloc, KVF_UCX_ANSWER_BYTES);
+    if (route->answer == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer");
     }
-    status = route == NULL || route->answer == NULL
-                 ? kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a path to a peer")
-                 : kvf_rdma_lend(routing->rdma, route, &route->path, route->answer,
-                                 &route->answer_bytes, detail);
-    if (status != KVF_OK && route != NULL) {
-        drop_route(route);
+    status = kvf_rdma_lend(rdma, route, &route->rdma, route->answer, &route->answer_bytes, detail);
+    if (status != KVF_OK) {
+        kvf_free(alloc, route->answer);
+        return status;
     }
-    if (status == KVF_OK) {
-        route->say_due = true;
-        routing->dirty = true;
-    }
-    return status;
+    route->say_due = true;
+    path->paths->dirty = true;
+    return KVF_OK;
 }
 
-void kvf_routing_joined(kvf_routing_t *routing, uint64_t peer, uint64_t number, const void *answer,
-                        size_t bytes) {
-    route_t *route = find(routing, peer, true, &number);
+static void joined(kvf_path_t *path, const void *answer, size_t bytes) {
+    route_t *route = (route_t *)path;
     kvf_detail_t detail = {""};
-    if (route == NULL || route->path != NULL) {
-        return; /* it crossed the end of that path; or it is said twice */
+    if (route->rdma == NULL && /* else it is said twice */
+        kvf_rdma_open(routes_of(route)->rdma, route, answer, bytes, route->least, &route->rdma,
+                      &detail) != KVF_OK) {
+        end(path, detail.text);
     }
-    if (kvf_rdma_open(routing->rdma, route, answer, bytes, route->least, &route->path, &detail) !=
-        KVF_OK) {
-        end_route(route, detail.text);
-    }
-    routing->dirty = true;
-}
-
-void kvf_routing_leave(kvf_routing_t *routing, uint64_t peer, uint64_t number, bool own,
-                       const char *why) {
-    route_t *route = find(routing, peer, own, &number);
-    char text[KVF_DETAIL_BYTES];
-    if (route != NULL) {
-        route->heard = true;
-        (void)snprintf(text, sizeof(text), "the other end has left: %.300s", why);
-        end_route(route, text);
-    }
-}
-
-void kvf_routing_evict(kvf_routing_t *routing, uint64_t peer) {
-    route_t *route;
-    LL_FOREACH(routing->first, route) {
-        if (route->peer == peer && !route->own) {
-            end_route(route, "the sender has given the receiver up");
-        }
-    }
+    path->paths->dirty = true;
 }
 
 /* ---- turns ---- */
 
-static void say(route_t *route) {
-    kvf_core_t *core = core_of(route->routing);
-    route->say_due = false;
-    if (route->own) {
-        uint8_t invitation[KVF_RDMA_ADDRESS_BYTES];
-        kvf_rdma_address(route->routing->rdma, invitation);
-        kvf_core_invite(core, route->peer, route->number, invitation, sizeof(invitation));
-    } else {
-        kvf_core_answer(core, route->peer, route->number, route->answer, route->answer_bytes);
-        kvf_free(route->routing->copier->agent->alloc, route->answer);
-        route->answer = NULL;
-    }
+static void forget_answer(route_t *route) {
+    kvf_free(agent_of(route)->alloc, route->answer);
+    route->answer = NULL;
 }
 
-/* It has ended, and so have the jobs that were being read. */
-static void tell_end(route_t *route) {
-    kvf_routing_t *routing = route->routing;
-    kvf_core_t *core = core_of(routing);
-    while (route->verifies != NULL) {
-        kvf_job_t *job = route->verifies;
-        LL_DELETE(route->verifies, job);
-        lost(routing, (kvf_verify_t *)job);
+static void say(route_t *route) {
+    const kvf_path_t *path = &route->path;
+    kvf_core_t *core = agent_of(route)->core;
+    route->say_due = false;
+    if (path->own) {
+        uint8_t invitation[KVF_RDMA_ADDRESS_BYTES];
+        kvf_rdma_address(routes_of(route)->rdma, invitation);
+        kvf_core_invite(core, path->peer, path->number, invitation, sizeof(invitation));
+    } else {
+        kvf_core_answer(core, path->peer, path->number, route->answer, route->answer_bytes);
+        forget_answer(route);
     }
-    if (!route->heard) {
-        kvf_core_left(core, route->peer, route->number, route->own, route->why);
-    }
-    if (!route->own) {
-        kvf_core_returned(core, route->peer);
-    } else if (!route->unmapped && route->ready) {
-        kvf_core_unmapped(core, route->peer, route->why);
-    } else if (!route->unmapped) {
-        kvf_core_mapped(core, route->peer, KVF_ERR_IO, route->why);
-    }
-    drop_route(route);
 }
 
 /* One thing that waits; what the core is told of may change the list. @return false: none. */
-static bool step(kvf_routing_t *routing) {
-    route_t *route;
-    LL_FOREACH(routing->first, route) {
-        if (route->over && !is_reading(route)) {
-            tell_end(route);
+static bool step(kvf_paths_t *paths) {
+    kvf_path_t *path;
+    LL_FOREACH(paths->first, path) {
+        route_t *route = (route_t *)path;
+        if (path->over && !is_reading(route)) {
+            forget_answer(route);
+            kvf_path_ended(path, route->why);
             return true;
         }
-        if (route->say_due && !route->over) {
+        if (route->say_due && !path->over) {
             say(route);
             return true;
         }
@@ -360,42 +246,66 @@ static bool step(kvf_routing_t *routing) {
     return false;
 }
 
-unsigned kvf_routing_progress(kvf_routing_t *routing) {
-    unsigned n = kvf_rdma_progress(routing->rdma);
-    for (uint32_t i = 0; i < TURN_ROUNDS && routing->dirty; i++) { /* what is left: the next turn */
-        route_t *route;
-        routing->dirty = false;
-        while (step(routing)) {
+static unsigned progress(kvf_paths_t *paths) {
+    kvf_rdma_t *rdma = ((routes_t *)paths)->rdma;
+    unsigned n = kvf_rdma_progress(rdma);
+    for (uint32_t i = 0; i < TURN_ROUNDS && paths->dirty; i++) { /* what is left: the next turn */
+        kvf_path_t *path;
+        paths->dirty = false;
+        while (step(paths)) {
             n++;
         }
-        LL_FOREACH(routing->first, route) {
-            if (route->ready && !route->over) {
-                begin_jobs(route);
+        LL_FOREACH(paths->first, path) {
+            if (path->ready && !path->over) {
+                begin_jobs((route_t *)path);
             }
         }
-        n += kvf_rdma_progress(routing->rdma); /* begins what was posted; much may be done */
+        n += kvf_rdma_progress(rdma); /* begins what was posted; much may be done */
     }
     return n;
 }
 
-int kvf_routing_fd(const kvf_routing_t *routing) {
-    return kvf_rdma_fd(routing->rdma);
+static int fd_of(const kvf_paths_t *paths) {
+    return kvf_rdma_fd(((const routes_t *)paths)->rdma);
 }
 
-bool kvf_routing_arm(const kvf_routing_t *routing) {
-    return !routing->dirty && kvf_rdma_arm(routing->rdma);
+static bool arm(const kvf_paths_t *paths) {
+    return !paths->dirty && kvf_rdma_arm(((const routes_t *)paths)->rdma);
 }
 
 /* ---- life ---- */
 
-kvf_status_t kvf_routing_create(kvf_copier_t *copier, kvf_detail_t *detail) {
+static void destroy(kvf_paths_t *paths) {
+    routes_t *routes = (routes_t *)paths;
+    kvf_path_t *path;
+    kvf_rdma_destroy(routes->rdma);
+    LL_FOREACH(paths->first, path) {
+        forget_answer((route_t *)path);
+    }
+    kvf_paths_drop(paths);
+    kvf_ucx_destroy(routes->ucx);
+    kvf_free(paths->copier->agent->alloc, routes);
+}
+
+static const kvf_paths_ops_t rdma_ops = {.path_bytes = sizeof(route_t),
+                                         .check_address = check_address,
+                                         .invite = invite,
+                                         .join = join,
+                                         .joined = joined,
+                                         .end = end,
+                                         .progress = progress,
+                                         .fd = fd_of,
+                                         .arm = arm,
+                                         .destroy = destroy};
+
+kvf_status_t kvf_paths_rdma(kvf_copier_t *copier, kvf_detail_t *detail) {
     const kvf_agent_t *agent = copier->agent;
     const bool on_device = agent->cuda != NULL;
     char host[KVF_ADDRESS_TEXT_BYTES];
     uint8_t address[KVF_RDMA_ADDRESS_BYTES];
     kvf_rdma_pool_t pools[KVF_MAX_GROUPS];
-    kvf_routing_t *routing = kvf_calloc(agent->alloc, 1, sizeof(*routing));
-    if (routing == NULL) {
+    routes_t *routes = kvf_calloc(agent->alloc, 1, sizeof(*routes));
+    if (routes == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for the agent");
     }
     kvf_address_host(&agent->host, host);
@@ -404,35 +314,23 @@ kvf_status_t kvf_routing_create(kvf_copier_t *copier, kvf_detail_t *detail) {
                                   .listen_host = host,
                                   .use = on_device ? KVF_UCX_DEVICE_READS : KVF_UCX_READS,
                                   .over_software = kvf_agent_rdma_over_software};
-    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, routing};
+    const kvf_rdma_events_t events = {on_ready, on_failed, on_done, routes};
     for (uint32_t g = 0; g < agent->layout.n_groups; g++) {
         pools[g] =
             (kvf_rdma_pool_t){agent->pools[g].mem.base, agent->pools[g].mem.bytes, on_device};
     }
-    routing->copier = copier;
-    kvf_status_t status = kvf_ucx_create(&ucx, agent->alloc, &agent->log, &routing->ucx, detail);
+    routes->paths = (kvf_paths_t){.ops = &rdma_ops, .copier = copier};
+    kvf_status_t status = kvf_ucx_create(&ucx, agent->alloc, &agent->log, &routes->ucx, detail);
     if (status == KVF_OK) {
-        status = kvf_rdma_create(routing->ucx, pools, agent->layout.n_groups, &events,
-                                 &routing->rdma, detail);
+        status = kvf_rdma_create(routes->ucx, pools, agent->layout.n_groups, &events, &routes->rdma,
+                                 detail);
     }
     if (status != KVF_OK) {
-        kvf_ucx_destroy(routing->ucx);
-        kvf_free(agent->alloc, routing);
+        kvf_ucx_destroy(routes->ucx);
+        kvf_free(agent->alloc, routes);
         return status;
     }
-    copier->routing = routing;
-    kvf_rdma_address(routing->rdma, address);
+    copier->paths = &routes->paths;
+    kvf_rdma_address(routes->rdma, address);
     return kvf_core_set_mapped_address(agent->core, address, sizeof(address));
-}
-
-void kvf_routing_destroy(kvf_copier_t *copier) {
-    kvf_routing_t *routing = copier->routing;
-    kvf_rdma_destroy(routing->rdma);
-    while (routing->first != NULL) {
-        routing->first->path = NULL;
-        drop_route(routing->first);
-    }
-    kvf_ucx_destroy(routing->ucx);
-    kvf_free(copier->agent->alloc, routing);
-    copier->routing = NULL;
 }
