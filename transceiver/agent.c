@@ -368,6 +368,7 @@ typedef struct request_call {
     kvf_agent_t *agent;
     uint64_t id;
     const void *desc; /* of the function's own type */
+    const char *request_id;
     kvf_event_cb cb;
     void *ctx;
     char *ticket;
@@ -483,6 +484,17 @@ static void call_recv_cancel(void *arg) {
 kvf_status_t kvf_recv_cancel(kvf_agent_t *agent, kvf_recv_t recv) {
     request_call_t c = {.id = recv.id};
     return request(agent, call_recv_cancel, &c);
+}
+
+static void call_recv_decline(void *arg) {
+    request_call_t *c = arg;
+    c->status = kvf_core_recv_decline(c->agent->core, c->request_id, c->desc, c->detail);
+}
+
+kvf_status_t kvf_recv_decline(kvf_agent_t *agent, const char *request_id, const char *ticket,
+                              kvf_detail_t *detail) {
+    request_call_t c = {.request_id = request_id, .desc = ticket, .detail = detail};
+    return request(agent, call_recv_decline, &c);
 }
 
 /* ---- looking in ---- */

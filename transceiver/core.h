@@ -288,6 +288,8 @@ KVF_CHECK kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_
                                           kvf_event_cb cb, void *ctx, uint64_t *id_p,
                                           kvf_detail_t *detail);
 KVF_CHECK kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id);
+KVF_CHECK kvf_status_t kvf_core_recv_decline(kvf_core_t *core, const char *request_id,
+                                             const char *ticket, kvf_detail_t *detail);
 size_t kvf_core_peers(const kvf_core_t *core, kvf_peer_info_t *infos, size_t cap);
 /** Recount the pages of all pools; what does not add up is counted and logged. @cost O(pages) */
 void kvf_core_audit(kvf_core_t *core);

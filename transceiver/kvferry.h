@@ -541,6 +541,19 @@ KVF_API KVF_CHECK kvf_status_t kvf_recv_open(kvf_agent_t *agent, const kvf_recv_
  * no harm). */
 KVF_API kvf_status_t kvf_recv_cancel(kvf_agent_t *agent, kvf_recv_t recv);
 
+/**
+ * Give a ticket up for which there was no receive: a request that was cancelled in the engine's own
+ * queue. The send ends with KVF_ERR_CANCELLED as soon as its node is reached, and its pages come
+ * back; else they do when its lease ends, or its prefill and then its lease.
+ *
+ * @param request_id  The ticket's.
+ * @return KVF_OK, and no event follows; or nobody is told: KVF_ERR_INVALID (another request's
+ * ticket); KVF_ERR_FORGED; KVF_ERR_DUPLICATE (a receive of that id is alive: cancel it);
+ * KVF_ERR_NOT_ALLOWED; KVF_ERR_AGAIN; KVF_ERR_CANCELLED (the agent ends); KVF_ERR_NO_MEMORY.
+ */
+KVF_API KVF_CHECK kvf_status_t kvf_recv_decline(kvf_agent_t *agent, const char *request_id,
+                                                const char *ticket, kvf_detail_t *detail);
+
 /* ---- looking in
  * -------------------------------------------------------------------------------------------------
  */

@@ -115,12 +115,12 @@ static kvf_status_t grant_pages(kvf_recv_op_t *recv, kvf_detail_t *detail) {
     return KVF_OK;
 }
 
-static kvf_status_t read_ticket(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc,
-                                kvf_ticket_t *ticket, kvf_detail_t *detail) {
+kvf_status_t kvf_recv_read_ticket(kvf_recv_op_t *recv, const char *text, kvf_ticket_t *ticket,
+                                  kvf_detail_t *detail) {
     kvf_core_t *core = recv->op.core;
-    kvf_status_t status = desc->ticket == NULL ? KVF_ERR_FORGED
-                                               : kvf_ticket_from_text(desc->ticket, recv->ticket,
-                                                                      &recv->ticket_bytes);
+    kvf_status_t status = text == NULL
+                              ? KVF_ERR_FORGED
+                              : kvf_ticket_from_text(text, recv->ticket, &recv->ticket_bytes);
     if (status == KVF_OK) {
         status =
             kvf_ticket_decode(recv->ticket, recv->ticket_bytes, core->agent.cluster_key, ticket);
@@ -135,20 +135,28 @@ static kvf_status_t read_ticket(kvf_recv_op_t *recv, const kvf_recv_desc_t *desc
         return kvf_fail(detail, KVF_ERR_INVALID, "the ticket belongs to request %s, not %s",
                         ticket->request_id, recv->op.request_id);
     }
-    if (ticket->prompt_tokens != kvf_prompt_tokens(&desc->lengths)) {
-        return kvf_fail(detail, KVF_ERR_INVALID,
-                        "the ticket is for a prompt of %" PRId64 " tokens, not %" PRId64,
-                        ticket->prompt_tokens, kvf_prompt_tokens(&desc->lengths));
-    }
     memcpy(recv->node, ticket->instance, sizeof(recv->node));
     return KVF_OK;
+}
+
+kvf_status_t kvf_recv_reach(kvf_recv_op_t *recv, const kvf_ticket_t *ticket, kvf_detail_t *detail) {
+    kvf_peer_t *peer;
+    kvf_status_t status = kvf_peer_reach(recv->op.core, ticket, &peer, detail);
+    if (status == KVF_OK && kvf_session_full(peer)) {
+        status =
+            kvf_fail(detail, KVF_ERR_AGAIN,
+                     "%s does not keep up with what it is told; retry in a moment", peer->instance);
+    }
+    if (status == KVF_OK) {
+        kvf_peer_attach(peer, &recv->op);
+    }
+    return status;
 }
 
 kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, kvf_event_cb cb,
                                 void *ctx, uint64_t *id_p, kvf_detail_t *detail) {
     kvf_ticket_t ticket;
     kvf_wanted_t wanted[KVF_MAX_GROUPS];
-    kvf_peer_t *peer;
     kvf_recv_op_t *recv = kvf_calloc(core->alloc, 1, sizeof(*recv));
     if (recv == NULL) {
         return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a receive");
@@ -163,8 +171,14 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
         status = kvf_fail(detail, KVF_ERR_INVALID, "direction is neither push nor pull");
         goto err_op;
     }
-    status = read_ticket(recv, desc, &ticket, detail);
+    status = kvf_recv_read_ticket(recv, desc->ticket, &ticket, detail);
     if (status != KVF_OK) {
+        goto err_op;
+    }
+    if (ticket.prompt_tokens != kvf_prompt_tokens(&desc->lengths)) {
+        status = kvf_fail(detail, KVF_ERR_INVALID,
+                          "the ticket is for a prompt of %" PRId64 " tokens, not %" PRId64,
+                          ticket.prompt_tokens, kvf_prompt_tokens(&desc->lengths));
         goto err_op;
     }
     status =
@@ -187,23 +201,16 @@ kvf_status_t kvf_core_recv_open(kvf_core_t *core, const kvf_recv_desc_t *desc, k
     if (status != KVF_OK) {
         goto err_op;
     }
-    status = kvf_peer_reach(core, &ticket, &peer, detail);
+    status = kvf_recv_reach(recv, &ticket, detail);
     if (status != KVF_OK) {
         goto err_grant;
     }
-    if (kvf_session_full(peer)) {
-        status =
-            kvf_fail(detail, KVF_ERR_AGAIN,
-                     "%s does not keep up with what it is told; retry in a moment", peer->instance);
-        goto err_grant;
-    }
-    kvf_peer_attach(peer, &recv->op);
     recv->deadline_us = kvf_time_after(
         core->now_us, desc->timeout_us != 0 ? desc->timeout_us : core->agent.request_timeout_us);
     kvf_timer_set(&core->timers, &recv->op.timer,
                   KVF_MUTANT(no_deadline) ? KVF_NEVER : recv->deadline_us);
     *id_p = recv->op.id;
-    if (kvf_peer_is_up(peer)) {
+    if (kvf_peer_is_up(recv->op.peer)) {
         kvf_recv_on_peer_up(&recv->op);
     }
     return KVF_OK;
@@ -458,19 +465,6 @@ void kvf_recv_on_peer(kvf_op_t *op, kvf_status_t status, const char *why) {
     kvf_recv_of(op)->drained |= KVF_MUTANT(settle_without_proof);
     kvf_recv_end(kvf_recv_of(op), status, why, false);
     drop_farewell(kvf_recv_of(op));
-}
-
-void kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
-    kvf_recv_end(kvf_recv_of(op), reason, message, true);
-}
-
-kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id) {
-    kvf_op_t *op = kvf_op_find(core, id, KVF_OP_RECV);
-    if (op == NULL || op->ended) {
-        return KVF_ERR_UNKNOWN;
-    }
-    kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "cancelled on the generation side");
-    return KVF_OK;
 }
 
 bool kvf_recv_progress_event(kvf_op_t *op, kvf_event_t *event) {

@@ -166,3 +166,59 @@ void kvf_recv_on_timer(kvf_timer_t *timer, void *owner) {
     kvf_recv_for_pages(recv, kvf_pages_poison);
     kvf_op_release(&recv->op);
 }
+
+/* ---- given up on our side ---- */
+
+void kvf_recv_cancel_op(kvf_op_t *op, kvf_status_t reason, const char *message) {
+    kvf_recv_end(kvf_recv_of(op), reason, message, true);
+}
+
+kvf_status_t kvf_core_recv_cancel(kvf_core_t *core, uint64_t id) {
+    kvf_op_t *op = kvf_op_find(core, id, KVF_OP_RECV);
+    if (op == NULL || op->ended) {
+        return KVF_ERR_UNKNOWN;
+    }
+    kvf_recv_cancel_op(op, KVF_ERR_CANCELLED, "cancelled on the generation side");
+    return KVF_OK;
+}
+
+static void hear_nothing(void *ctx, const kvf_event_t *event) {
+    (void)event;
+    (void)ctx;
+}
+
+/* A receive without pages, which ends before it was requested: its farewell is what it is for. */
+kvf_status_t kvf_core_recv_decline(kvf_core_t *core, const char *request_id, const char *ticket,
+                                   kvf_detail_t *detail) {
+    kvf_ticket_t read;
+    if (core->n_farewells >= core->agent.max_transfers) {
+        return kvf_fail(detail, KVF_ERR_AGAIN,
+                        "as many tickets as there may be are being declined");
+    }
+    kvf_recv_op_t *recv = kvf_calloc(core->alloc, 1, sizeof(*recv));
+    if (recv == NULL) {
+        return kvf_fail(detail, KVF_ERR_NO_MEMORY, "no memory for a ticket's end");
+    }
+    kvf_status_t status = kvf_op_init(core, &recv->op, KVF_OP_RECV, request_id, hear_nothing, NULL,
+                                      kvf_recv_on_timer, detail);
+    if (status != KVF_OK) {
+        kvf_free(core->alloc, recv);
+        return status;
+    }
+    status = kvf_recv_read_ticket(recv, ticket, &read, detail);
+    if (status == KVF_OK) {
+        status = kvf_recv_reach(recv, &read, detail);
+    }
+    if (status != KVF_OK) {
+        kvf_op_cleanup(&recv->op);
+        kvf_recv_destroy(&recv->op);
+        return status;
+    }
+    recv->lengths.prompt_len = read.prompt_tokens;
+    recv->granted = true; /* no page at all: they are released at once */
+    kvf_recv_end(recv, KVF_ERR_CANCELLED, "declined on the generation side", true);
+    if (kvf_peer_is_up(recv->op.peer)) {
+        kvf_recv_on_peer_up(&recv->op);
+    }
+    return KVF_OK;
+}

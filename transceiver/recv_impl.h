@@ -93,6 +93,13 @@ static inline kvf_transfer_id_t kvf_recv_transfer(const kvf_recv_op_t *recv) {
 
 /** @return The receive of a transfer id, ended or not; NULL when it is not one of ours, or gone. */
 kvf_recv_op_t *kvf_recv_find(kvf_core_t *core, const kvf_transfer_id_t *transfer);
+/** Take its ticket, of a request of that id. @return KVF_OK, KVF_ERR_FORGED, KVF_ERR_INVALID. */
+KVF_CHECK kvf_status_t kvf_recv_read_ticket(kvf_recv_op_t *recv, const char *text,
+                                            kvf_ticket_t *ticket, kvf_detail_t *detail);
+/** It is its ticket's node's from now on: connect to that, if nobody has yet. @return KVF_OK,
+ * KVF_ERR_NOT_ALLOWED, KVF_ERR_AGAIN, KVF_ERR_INVALID, KVF_ERR_NO_MEMORY, as kvf_peer_reach(). */
+KVF_CHECK kvf_status_t kvf_recv_reach(kvf_recv_op_t *recv, const kvf_ticket_t *ticket,
+                                      kvf_detail_t *detail);
 /** Its deadline, or the end of its quarantine. */
 void kvf_recv_on_timer(kvf_timer_t *timer, void *owner);
 /** Entry `i` of a group is used now: have the page ready of one that follows soon. */

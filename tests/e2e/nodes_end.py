@@ -65,6 +65,25 @@ class EndTest(ClusterTest):
     def test_cancel_in_the_middle_at_the_prefill_node(self):
         self.cancel_in_the_middle("prefill")
 
+    def test_cancel_while_decode_waits_for_pages(self):
+        """The prefill node hears of it, although nothing of this request was ever asked for."""
+        prefill = self.node("prefill", pool__bytes="128MiB", engine__prefill_tokens_per_s=10)
+        decode = self.node("decode", pool__bytes="64MiB")  # enough for one of them
+        asking = {}
+        for request_id in ("first", "second"):
+            params = prefill.prefill(request_id, 700, early_ticket=True).json["kv_transfer_params"]
+            asking[request_id] = Asking(lambda i=request_id, p=params: decode.decode(i, p))
+            wait_for(lambda i=request_id: decode.transfer(i).status == 200, "the decode node to know of it")
+        self.assertEqual(decode.cancel("second").status, 200)
+        reply = asking["second"].wait()
+        self.assertEqual(reply.error, (499, "cancelled"), reply)
+        self.assertIn("waited for pages", reply.json["message"])
+        wait_for(lambda: prefill.transfer("second").json["state"] == "cancelled", "the prefill to end", PATIENCE_S / 2)
+        self.assertEqual(prefill.transfer("first").json["state"], "running")
+        self.assertEqual(decode.cancel("first").status, 200)
+        self.assertEqual(asking["first"].wait().error, (499, "cancelled"))
+        self.finish()
+
     def test_cancel_after_the_end(self):
         prefill, decode = self.pair()
         self.run_one(prefill, decode, "over")

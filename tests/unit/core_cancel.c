@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <stdio.h>
 
 /* Where a transfer is when something happens to it. */
 typedef enum phase { BEFORE_CONNECT, CHUNKS_WAIT, CHUNKS_UNDER_WAY, AFTER_END, PHASES } phase_t;
@@ -263,6 +264,73 @@ Test(core_cancel, given_up_before_the_request) {
     cr_expect_eq(p.got.status, KVF_ERR_CANCELLED);
     cr_expect_eq(p.sent.status, KVF_ERR_CANCELLED, "%s", p.sent.message);
     pair_close(&p);
+}
+
+static kvf_counters_t counters_of(const node_t *node) {
+    kvf_counters_t counters;
+    kvf_core_counters(node->core, &counters);
+    return counters;
+}
+
+/* A ticket that nobody comes for, because the request was cancelled before it had pages: as above,
+ * to a peer that is not connected yet, and to one that is. */
+Test(core_cancel, declined) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    for (int i = 0; i < 2; i++) {
+        kvf_core_t *core = p.gen->core;
+        cr_expect_eq(kvf_core_recv_decline(core, "r1", p.ticket, &p.detail), KVF_OK, "%s",
+                     p.detail.text);
+        cluster_run(p.cluster);
+        cr_expect(watch_ended(&p.sent));
+        cr_expect_eq(p.sent.status, KVF_ERR_CANCELLED, "%s", p.sent.message);
+        cr_expect_eq(counters_of(p.gen).recvs_live, 0);
+        cr_expect(!kvf_core_busy(core));
+        /* It is used up. Again, and afterwards a receive of it: nobody minds. */
+        cr_expect_eq(kvf_core_recv_decline(core, "r1", p.ticket, &p.detail), KVF_OK);
+        cluster_run(p.cluster);
+        cr_expect_eq(p.sent.results, 1);
+        node_give(p.ctx, p.sources);
+        node_take(p.ctx, p.prompt, CONTENT, p.source, p.sources);
+        p.sent = (watch_t){0};
+        pair_offer(&p);
+    }
+    cr_expect_eq(pair_fetch(&p), KVF_OK);
+    cr_expect_eq(kvf_core_recv_decline(p.gen->core, "r1", p.ticket, &p.detail), KVF_ERR_DUPLICATE);
+    cluster_run(p.cluster);
+    expect_one_end_each(&p);
+    cr_expect_eq(p.got.status, KVF_OK, "%s", p.got.message);
+    pair_close(&p);
+}
+
+/* Nobody is told of what is none, and nothing is left of it. */
+Test(core_cancel, declined_in_vain) {
+    pair_t p;
+    pair_open(&p, &(cluster_options_t){0}, 100);
+    char ticket[KVF_TICKET_BYTES];
+    (void)snprintf(ticket, sizeof(ticket), "%s", p.ticket);
+    ticket[strlen(ticket) / 2] ^= 1;
+    kvf_core_t *core = p.gen->core;
+    cr_expect_eq(kvf_core_recv_decline(core, "r1", ticket, &p.detail), KVF_ERR_FORGED);
+    cr_expect_eq(kvf_core_recv_decline(core, "r1", NULL, &p.detail), KVF_ERR_FORGED);
+    cr_expect_eq(kvf_core_recv_decline(core, "r2", p.ticket, &p.detail), KVF_ERR_INVALID);
+    cr_expect_eq(kvf_core_recv_decline(core, "", p.ticket, &p.detail), KVF_ERR_INVALID);
+    cr_expect_eq(kvf_core_recv_decline(core, NULL, p.ticket, &p.detail), KVF_ERR_INVALID);
+    cluster_run(p.cluster);
+    cr_expect_eq(p.sent.results, 0);
+    cr_expect_eq(counters_of(p.gen).recvs_live, 0);
+    cr_expect_eq(kvf_core_peers(core, NULL, 0), 0, "nobody was dialled");
+    /* A node that is gone: it is forgotten that it was to be told. */
+    cluster_kill(p.ctx);
+    cr_expect_eq(kvf_core_recv_decline(core, "r1", p.ticket, &p.detail), KVF_OK);
+    cluster_advance(p.cluster, 5000000);
+    cr_expect_eq(counters_of(p.gen).recvs_live, 0);
+    cr_expect(!kvf_core_busy(core));
+    kvf_core_shutdown(core);
+    cr_expect_eq(kvf_core_recv_decline(core, "r1", p.ticket, &p.detail), KVF_ERR_CANCELLED);
+    node_give(p.gen, p.destinations);
+    cr_expect(node_clean(p.gen));
+    cluster_destroy(p.cluster);
 }
 
 /* Windows that do not complete: the sender's pages may still be read by its own mover. Others may

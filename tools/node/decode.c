@@ -32,6 +32,16 @@ static void decode_cancel(kvf_job_t *job) {
     (void)kvf_recv_cancel(job->node->agent, job->recv); /* ended: no harm */
 }
 
+/* Cancelled while it waited for pages: the prefill node need not wait for its lease. */
+static void decode_decline(kvf_job_t *job) {
+    kvf_detail_t detail;
+    if (kvf_recv_decline(job->node->agent, job->body.request_id, job->body.ticket, &detail) !=
+        KVF_OK) {
+        kvf_log(&job->node->log, KVF_LOG_DEBUG, "request %s: its prefill node is not told: %s",
+                job->body.request_id, detail.text);
+    }
+}
+
 /* Compare every element of a page. @return How many bytes are wrong: all, if they cannot be read.
  */
 static uint64_t check_page(const kvf_job_t *job, kvf_view_t *view, uint32_t group_idx,
@@ -200,4 +210,5 @@ const kvf_job_ops_t kvf_decode_ops = {.waits_for_pages = true,
                                       .open = decode_open,
                                       .work = decode_work,
                                       .cancel = decode_cancel,
+                                      .decline = decode_decline,
                                       .end = decode_end};

@@ -74,6 +74,8 @@ static bool step_waiting(kvf_job_t *job) {
     job->wait_us = kvf_node_now() - job->start_us;
     if (status == KVF_OK) {
         status = job->ops->open(job, &detail);
+    } else if (status == KVF_ERR_CANCELLED && job->ops->decline != NULL) {
+        job->ops->decline(job);
     }
     job->phase = KVF_JOB_OPEN;
     if (status != KVF_OK) {

@@ -36,6 +36,8 @@ typedef struct kvf_job_ops {
     void (*work)(kvf_job_t *job);
     /** Give up the send or the receive; its result follows. */
     void (*cancel)(kvf_job_t *job);
+    /** It was cancelled before it was opened. NULL: nobody has to know. */
+    void (*decline)(kvf_job_t *job);
     /** There is a result: answer what is still to be answered, then kvf_job_end(). */
     void (*end)(kvf_job_t *job);
 } kvf_job_ops_t;
