@@ -161,8 +161,8 @@ struct kvf_peer {
     uint8_t *mapped_address; /**< NULL: its pools cannot be mapped */
     size_t mapped_address_bytes;
     kvf_map_state_t map;   /**< its pools, here */
-    kvf_timer_t map_timer; /**< the end of an attempt that nobody says the end of */
     uint32_t map_failures; /**< in a row */
+    kvf_timer_t map_timer; /**< the end of an attempt that nobody says the end of */
     uint64_t map_again_us; /**< if that has failed: from when on it may be tried again */
     uint32_t n_lent;       /**< mappings of our pools that it has */
     bool forgotten;
