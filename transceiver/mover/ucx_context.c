@@ -316,12 +316,20 @@ kvf_status_t kvf_ucx_create(const kvf_ucx_config_t *config, const kvf_alloc_t *a
         ucp_config_release(settings);
     }
     kvf_ucx_scope_leave(&scope);
+    if (reads && status == UCS_ERR_NO_DEVICE) { /* what ucx would have us take is not for reads */
+        (void)kvf_fail(detail, KVF_OK,
+                       "ucx finds no network card that reads a peer's memory (InfiniBand, RoCE) by "
+                       "tls \"%s\" among devices \"%s\"; take another mover where there is none",
+                       ucx->tls, config->devices);
+        kvf_free(alloc, ucx);
+        return KVF_ERR_UNSUPPORTED;
+    }
     if (status != UCS_OK) {
         (void)kvf_fail(detail, KVF_OK, "ucx refuses tls \"%s\", devices \"%s\": %s%s%s", ucx->tls,
                        config->devices, ucs_status_string(status), scope.said[0] ? "; " : "",
                        scope.said);
         kvf_free(alloc, ucx);
-        return reads && status == UCS_ERR_NO_DEVICE ? KVF_ERR_UNSUPPORTED : kvf_ucx_status(status);
+        return kvf_ucx_status(status);
     }
     kvf_log(&ucx->log, KVF_LOG_INFO, "ucx %s, tls %s%s", ucp_get_version_string(), ucx->tls,
             reads ? ", for reads" : "");
